@@ -277,6 +277,24 @@ impl Timestamp {
     }
 }
 
+/// Copy Descriptor Formats Enable (Base 2.1 §5.1.25.1.14, CDFE): the formats of Copy that the host
+/// enables. Formats 0 and 1 are always enabled.
+#[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct CopyFormatsEnabled {
+    #[bits(2)]
+    __: u8,
+    /// Format 2h.
+    pub format_2: bool,
+    /// Format 3h.
+    pub format_3: bool,
+    /// Format 4h.
+    pub format_4: bool,
+    #[bits(11)]
+    __: u16,
+}
+const _: () = assert!(size_of::<CopyFormatsEnabled>() == 2);
+
 /// Host Behavior Support data, 512 bytes (Base 2.1 §5.1.25.1.14).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
@@ -292,7 +310,7 @@ pub struct HostBehavior {
     /// Host Dispersed Namespace Support.
     pub hdisns: u8,
     /// Copy Descriptor Formats Enable.
-    pub cdfe: U16,
+    pub cdfe: CopyFormatsEnabled,
     reserved6: [u8; 506],
 }
 const _: () = assert!(size_of::<HostBehavior>() == 512);

@@ -214,6 +214,7 @@ impl Controller {
                 self.reservation_log.clear();
                 self.ana_changes = 0;
                 self.shared.set_write_through(false);
+                self.shared.set_copies_namespaces(false);
                 self.warnings = CriticalWarning::new();
                 Effect::Reset
             }

@@ -69,10 +69,12 @@ pub(crate) enum IoOperation {
     Deallocate {
         ranges: u16,
     },
-    /// Reads the source ranges, and writes their data.
+    /// Reads the source ranges, and writes their data. `names_sources`: each range names its
+    /// namespace, instead of being in that of the command.
     Copy {
         ranges: u8,
         fua: bool,
+        names_sources: bool,
     },
     /// A reservation command, which accesses no blocks.
     Reserve(IoOpcode),
@@ -101,7 +103,7 @@ impl IoOperation {
             | Self::FlushAll
             | Self::WriteZeroes { .. }
             | Self::Deallocate { .. } => Some(AccessKind::Write),
-            // It also reads. Whatever forbids reads of a device also forbids writes.
+            // Of its destination. The gate is asked about each of its sources, too.
             Self::Copy { .. } => Some(AccessKind::Write),
             Self::Reserve(_) => None,
         }
@@ -524,10 +526,12 @@ fn copy(sqe: &Sqe, context: &IoContext<'_>) -> Result<Plan, Fault> {
     let control = command.control;
     // NVM 1.1 §3.3.2: a format that CDFS does not report is Invalid Field. No command extension and
     // no directive is supported.
-    if control.format() != CopyFormat::SAME_NAMESPACE
-        || control.cetype() != 0
-        || control.dtype() != 0
-    {
+    let names_sources = match control.format() {
+        CopyFormat::SAME_NAMESPACE => false,
+        CopyFormat::NAMESPACES => true,
+        _ => return Err(Fault::field(byte::CDW12)),
+    };
+    if control.cetype() != 0 || control.dtype() != 0 {
         return Err(Fault::field(byte::CDW12));
     }
     // NVM 1.1 §3.3.2, MSRC.
@@ -545,6 +549,7 @@ fn copy(sqe: &Sqe, context: &IoContext<'_>) -> Result<Plan, Fault> {
             operation: IoOperation::Copy {
                 ranges: command.ranges() as u8,
                 fua: namespace.volatile && (control.fua() || context.write_through),
+                names_sources,
             },
             device: namespace.device,
             blocks: 0,
@@ -559,12 +564,13 @@ fn copy(sqe: &Sqe, context: &IoContext<'_>) -> Result<Plan, Fault> {
 }
 
 /// Checks the source ranges of a Copy, and returns the command with the blocks and bytes that it
-/// writes (NVM 1.1 §3.3.2). A destination that overlaps the sources is allowed with format 0.
+/// writes (NVM 1.1 §3.3.2).
 pub(crate) fn check_copy_ranges(
     work: &IoWork,
     ranges: &[CopyRange],
-    namespace: &NamespaceView,
+    subsystem: &SubsystemView,
 ) -> Result<IoWork, Fault> {
+    let destination = namespace(subsystem, work.nsid)?;
     let mut blocks = 0;
     for range in ranges {
         if range.parameters.cetype() != 0 {
@@ -572,19 +578,80 @@ pub(crate) fn check_copy_ranges(
         }
         blocks += range.blocks();
         // MSSRL and MCL are equal.
-        if blocks > namespace.copy_max_blocks {
+        if blocks > destination.copy_max_blocks {
             return Err(Fault::new(Status::COMMAND_SIZE_LIMIT_EXCEEDED));
         }
     }
     for range in ranges {
-        check_range(namespace, range.slba.get(), range.blocks())?;
+        check_copy_source(work, range, subsystem)?;
     }
-    check_range(namespace, work.lba, blocks)?;
+    check_range(destination, work.lba, blocks)?;
+    // NVM 1.1 §3.3.2: a destination that overlaps the sources is allowed with format 0 only.
+    let overlaps = |range: &CopyRange| {
+        let lba = range.slba.get();
+        let end = lba + u64::from(range.blocks());
+        lba < work.lba + u64::from(blocks) && work.lba < end
+    };
+    let is_there = |range: &&CopyRange| range.snsid.get() == work.nsid;
+    if names_sources(work) && ranges.iter().filter(is_there).any(overlaps) {
+        return Err(Fault::new(Status::OVERLAPPING_IO_RANGE));
+    }
     Ok(IoWork {
         blocks,
-        bytes: blocks << namespace.block_shift,
+        bytes: blocks << destination.block_shift,
         ..*work
     })
+}
+
+/// Whether each source range of a Copy names its namespace.
+fn names_sources(work: &IoWork) -> bool {
+    matches!(
+        work.operation,
+        IoOperation::Copy {
+            names_sources: true,
+            ..
+        }
+    )
+}
+
+/// The namespace of a source range of a Copy, as its host sees it: one that is hidden from the host
+/// is not active (NVM 1.1 §3.3.2, SNSID).
+pub(crate) fn copy_source<'a>(
+    work: &IoWork,
+    range: &CopyRange,
+    subsystem: &'a SubsystemView,
+) -> Result<&'a NamespaceView, Fault> {
+    let nsid = match names_sources(work) {
+        true => range.snsid.get(),
+        false => work.nsid,
+    };
+    // The wrong field is not in the command.
+    namespace(subsystem, nsid).map_err(|fault| Fault::new(fault.status))
+}
+
+/// Checks a source range of a Copy. Returns its namespace.
+pub(crate) fn check_copy_source<'a>(
+    work: &IoWork,
+    range: &CopyRange,
+    subsystem: &'a SubsystemView,
+) -> Result<&'a NamespaceView, Fault> {
+    let source = copy_source(work, range, subsystem)?;
+    let destination = namespace(subsystem, work.nsid)?;
+    // NVM 1.1 §3.3.2.4.1: blocks of the same size. No namespace has metadata.
+    if source.block_shift != destination.block_shift {
+        return Err(Fault::new(Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT));
+    }
+    // NVM 1.1 §3.3.2.1: the ranges are read one after the other, which may take longer than a host
+    // that reads them at once.
+    if names_sources(work) && range.options.fast_only() {
+        return Err(Fault::new(Status::FAST_COPY_NOT_POSSIBLE));
+    }
+    // NVM 1.1 §3.3.2, MSSRL: that of the source's device may be lower than that of the destination.
+    if range.blocks() > source.copy_max_blocks {
+        return Err(Fault::new(Status::COMMAND_SIZE_LIMIT_EXCEEDED));
+    }
+    check_range(source, range.slba.get(), range.blocks())?;
+    Ok(source)
 }
 
 /// The location of a command's data, and its length in bytes; `None` if the descriptors of a

@@ -283,6 +283,16 @@ impl QueueRates {
         last
     }
 
+    /// Takes the cost of a part of a command that accesses another device than the command, from the
+    /// rates of that device only.
+    #[cold]
+    pub(crate) fn reserve_of_device(&self, charge: Charge, now: Nanos) {
+        let rates = self.of(charge.access).iter();
+        for rate in rates.filter(|it| it.device == charge.device) {
+            rate.rate.reserve(charge.bytes, now, now);
+        }
+    }
+
     /// Returns the cost of a command that does not start.
     #[cold]
     pub(crate) fn give_back(&self, charge: Charge) {

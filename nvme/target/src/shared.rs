@@ -123,6 +123,7 @@ pub(crate) struct ControllerShared {
     gate: AtomicU64,
     traffic: AtomicBool,
     write_through: AtomicBool,
+    copies_namespaces: AtomicBool,
     /// Whether the host has shut the controller down.
     host_shutdown: AtomicBool,
     ending: AtomicU8,
@@ -150,6 +151,7 @@ impl ControllerShared {
             gate: AtomicU64::new(Gate::closed(0).0),
             traffic: AtomicBool::new(false),
             write_through: AtomicBool::new(false),
+            copies_namespaces: AtomicBool::new(false),
             host_shutdown: AtomicBool::new(false),
             ending: AtomicU8::new(0),
             drain_requested: AtomicU8::new(0),
@@ -254,6 +256,15 @@ impl ControllerShared {
 
     pub(crate) fn set_write_through(&self, on: bool) {
         self.write_through.store(on, Ordering::Relaxed);
+    }
+
+    /// Whether the host enabled the format of Copy whose source ranges name their namespaces.
+    pub(crate) fn copies_namespaces(&self) -> bool {
+        self.copies_namespaces.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_copies_namespaces(&self, on: bool) {
+        self.copies_namespaces.store(on, Ordering::Relaxed);
     }
 
     /// Records that the host has requested a shutdown.

@@ -323,6 +323,13 @@ open_enum! {
     }
 }
 
+impl CopyFormat {
+    /// Whether each source range names its namespace.
+    pub const fn names_namespaces(self) -> bool {
+        matches!(self, Self::NAMESPACES | Self::NAMESPACES_WIDE_GUARD)
+    }
+}
+
 /// Command Dword 12 of Copy (NVM 1.1 §3.3.2).
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -403,7 +410,7 @@ impl CopyCommand {
         self.control.nr_z() as usize + 1
     }
 
-    /// Length of the list of source ranges of format 0 in bytes.
+    /// Length of the list of source ranges of format 0 or 2 in bytes.
     pub const fn data_length_bytes(&self) -> usize {
         self.ranges() * size_of::<CopyRange>()
     }
@@ -423,7 +430,18 @@ pub struct CopyReadParameters {
 }
 const _: () = assert!(size_of::<CopyReadParameters>() == 4);
 
-/// One source range of Copy, 32 bytes, format 0 (NVM 1.1 §3.3.2).
+/// Source Options of a source range (NVM 1.1 §3.3.2, SOPT), which format 0 does not have.
+#[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct CopySourceOptions {
+    #[bits(15)]
+    __: u16,
+    /// Fast Copy Only.
+    pub fast_only: bool,
+}
+const _: () = assert!(size_of::<CopySourceOptions>() == 2);
+
+/// One source range of Copy, 32 bytes, format 0 or 2 (NVM 1.1 §3.3.2).
 #[derive(
     Clone,
     Copy,
@@ -439,7 +457,9 @@ const _: () = assert!(size_of::<CopyReadParameters>() == 4);
 )]
 #[repr(C)]
 pub struct CopyRange {
-    reserved0: [u8; 8],
+    /// Source Namespace Identifier. Reserved in format 0.
+    pub snsid: U32,
+    reserved4: [u8; 4],
     /// Starting LBA.
     pub slba: U64,
     /// Length and command extension.
@@ -447,7 +467,7 @@ pub struct CopyRange {
     /// Command Extension Value.
     pub cev: U16,
     /// Source Options.
-    pub sopt: U16,
+    pub options: CopySourceOptions,
     /// Expected Initial Logical Block Reference Tag.
     pub reference_tag: U32,
     /// Expected Logical Block Application Tag.
@@ -458,14 +478,20 @@ pub struct CopyRange {
 const _: () = assert!(size_of::<CopyRange>() == 32);
 
 impl CopyRange {
-    /// `nlb_z + 1` blocks.
+    /// `nlb_z + 1` blocks of the namespace of the command, format 0.
     pub const fn new(slba: u64, nlb_z: u16) -> Self {
+        Self::of_namespace(0, slba, nlb_z)
+    }
+
+    /// `nlb_z + 1` blocks of the namespace `snsid`, format 2.
+    pub const fn of_namespace(snsid: u32, slba: u64, nlb_z: u16) -> Self {
         Self {
-            reserved0: [0; 8],
+            snsid: U32::new(snsid),
+            reserved4: [0; 4],
             slba: U64::new(slba),
             parameters: CopyReadParameters::new().with_nlb_z(nlb_z),
             cev: U16::ZERO,
-            sopt: U16::ZERO,
+            options: CopySourceOptions::new(),
             reference_tag: U32::ZERO,
             application_tag: U16::ZERO,
             application_tag_mask: U16::ZERO,
@@ -539,5 +565,14 @@ impl Sqe {
             application_tag: U16::ZERO,
             application_tag_mask: U16::ZERO,
         })
+    }
+
+    /// Copy the `nr_z + 1` source ranges of the data, each of which names its namespace, to the
+    /// blocks from `sdlba` on of the namespace `nsid`.
+    pub fn copy_from_namespaces(nsid: u32, sdlba: u64, nr_z: u8) -> Self {
+        let sqe = Self::copy_ranges(nsid, sdlba, nr_z);
+        let mut command = sqe.copy();
+        command.control = command.control.with_format(CopyFormat::NAMESPACES);
+        sqe.with_copy(command)
     }
 }

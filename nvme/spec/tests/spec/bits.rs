@@ -237,6 +237,14 @@ positions! {
         cev with_cev 0 16,
         dspec with_dspec 16 16,
     }
+    copy_source_options: CopySourceOptions(u16) {
+        fast_only with_fast_only 15 1,
+    }
+    copy_formats_enabled: CopyFormatsEnabled(u16) {
+        format_2 with_format_2 2 1,
+        format_3 with_format_3 3 1,
+        format_4 with_format_4 4 1,
+    }
     copy_read_parameters: CopyReadParameters(u32) {
         nlb_z with_nlb_z 0 16,
         cetype with_cetype 16 4,

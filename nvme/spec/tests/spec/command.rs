@@ -147,6 +147,14 @@ fn copy_and_its_ranges() {
     range[16] = 7;
     assert_eq!(CopyRange::new(0x40, 7).as_bytes(), range);
     assert_eq!(CopyRange::new(0x40, 7).blocks(), 8);
+
+    let copy = Sqe::copy_from_namespaces(2, 4, 15);
+    assert_eq!(
+        copy.as_bytes(),
+        bytes(&[(0, &[0x19]), (4, &[2]), (40, &[4]), (48, &[15, 2])])
+    );
+    range[0] = 9;
+    assert_eq!(CopyRange::of_namespace(9, 0x40, 7).as_bytes(), range);
 }
 
 #[test]

@@ -47,7 +47,7 @@ offsets! {
     cqe: Cqe { dw0 0, dw1 4, sqhd 8, sqid 10, cid 12, status 14, }
     dataset_range: DatasetRange { context 0, length 4, slba 8, }
     copy_range: CopyRange {
-        slba 8, parameters 16, cev 20, sopt 22, reference_tag 24, application_tag 28,
+        snsid 0, slba 8, parameters 16, cev 20, options 22, reference_tag 24, application_tag 28,
         application_tag_mask 30,
     }
 }

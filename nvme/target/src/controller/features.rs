@@ -522,10 +522,16 @@ impl Controller {
                     behavior.lbafee,
                     behavior.hdisns,
                 ];
-                if switches.into_iter().any(|switch| switch > 1) || behavior.hdisns != 0 {
+                let formats = behavior.cdfe;
+                if switches.into_iter().any(|switch| switch > 1)
+                    || behavior.hdisns != 0
+                    || formats.format_3()
+                    || formats.format_4()
+                {
                     return Err(bad_data);
                 }
                 self.features.behavior = behavior;
+                self.shared.set_copies_namespaces(formats.format_2());
             }
             _ => return Err(bad_data),
         }

@@ -185,6 +185,7 @@ impl Controller {
         let shared = &self.shared;
         shared.grant_io_queues(record.io_queues_granted);
         shared.set_write_through(self.features.is_write_through());
+        shared.set_copies_namespaces(self.features.copies_namespaces());
         shared.set_awaits_event(self.events.has_requests());
         shared.note_command(now.saturating_sub(Nanos(record.idle_ns)));
         *shared.closed_queues() = record.closed_queues.into();

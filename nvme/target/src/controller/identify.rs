@@ -387,7 +387,8 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
         // NVM 1.1 §3.3.2.2: the data of all source ranges is written by one device request.
         .with_copy(true)
         .with_copy_single_atomicity(true);
-    page.cdfs = Cdfs::new().with_format_0(true);
+    // The other formats are for namespaces with protection information or without blocks.
+    page.cdfs = Cdfs::new().with_format_0(true).with_format_2(true);
     page.fuses = Fuses::new().with_compare_and_write(true);
     page.acwu_z = U16::new((COMPARE_WRITE_BLOCKS_MAX - 1) as u16);
     // Base 2.1 §5.1.13.2.1, VWC: always present. A namespace with a volatile cache may be added

@@ -1,7 +1,7 @@
 //! Admission of received commands: checks each once, and completes it or returns it as work.
 
 use block::DeviceSet;
-use nvme_spec::command::{AdminOpcode, Fuse};
+use nvme_spec::command::{AdminOpcode, Fuse, IoOpcode};
 use nvme_spec::fabrics::FabricsType;
 use nvme_spec::{Cqe, Sqe, Status};
 use reactors::Nanos;
@@ -119,6 +119,7 @@ impl TargetCore {
             queue.outstanding_commands += 1;
             return Ok(Admission::Work(work));
         }
+        check_copy_format(queue, sqe)?;
         let plan = check(sqe, &context)?;
         // A command without a plan is a Flush or a hint, which conflict like writes.
         let access = plan.map_or(Some(AccessKind::Write), |it| it.work.operation.access());
@@ -364,6 +365,17 @@ impl TargetCore {
         let response = self.fail(queue.slot, &failed, fault);
         self.command_completed(queue.slot);
         response
+    }
+}
+
+/// Base 2.1 §5.1.25.1.14, CDFE: a format of Copy that the host has not enabled is not supported.
+fn check_copy_format(queue: &Queue, sqe: &Sqe) -> Result<(), Fault> {
+    let is_enabled = sqe.io_opcode() != IoOpcode::COPY
+        || !sqe.copy().control.format().names_namespaces()
+        || queue.shared.copies_namespaces();
+    match is_enabled {
+        true => Ok(()),
+        false => Err(Fault::field(byte::CDW12)),
     }
 }
 

@@ -8,7 +8,6 @@ use super::queue::{Queue, QueueEvent, QueueState};
 use crate::ana::EarlierCommands;
 use crate::config::DeviceIndex;
 use crate::interface::CloseReason;
-use crate::io::IoWork;
 
 /// Commands of one queue that delay a removal.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,14 +47,13 @@ impl TargetCore {
 
     /// Whether devices, or their wait queues, have any of these commands.
     fn has_any_of(&self, commands: &EarlierCommands) -> bool {
-        let is_included = |execution: &Execution| {
+        let is_included = |(used, execution): (u128, &Execution)| {
             let Owner::Command(Command { queue, .. }) = execution.owner else {
                 return false;
             };
             let queue = self.queues.at(queue);
             let devices = queue.map_or(0, |queue| commands.devices(&queue.shared.identity));
-            let IoWork { device, epoch, .. } = execution.work;
-            devices & 1 << device != 0 && commands.includes(epoch)
+            devices & used != 0 && commands.includes(execution.work.epoch)
         };
         self.executions.iter().any(is_included)
     }

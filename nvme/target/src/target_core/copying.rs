@@ -1,5 +1,8 @@
-//! Copy within a namespace (NVM 1.1 §3.3.2): reads the source ranges one after the other into the
-//! command's lease, and then writes their data by one request.
+//! Copy within a namespace and across those of a subsystem (NVM 1.1 §3.3.2): reads the source ranges
+//! one after the other into the command's lease, and then writes their data by one request.
+//!
+//! The gate decides about the destination as about that of a write. For each source, it decides when
+//! the list of source ranges is there, and again before its range is read.
 //!
 //! The lease holds the list of source ranges first. It has room for all blocks that a Copy may have,
 //! so that a Copy needs no second lease and never waits for memory while it holds some. A device
@@ -22,13 +25,18 @@ use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::executions::{Command, DeviceTag, Owner};
-use super::gate::GateDecision;
+use super::gate::{self, GateDecision};
 use super::throttle::charge_started;
 use super::{FailedCommand, TargetCore};
 use crate::interface::Completed;
-use crate::io::{COPY_RANGES_MAX, CopyWork, IoOperation, IoWork, check_copy_ranges, namespace};
+use crate::io::{
+    COPY_RANGES_MAX, CopyWork, IoOperation, IoWork, check_copy_ranges, check_copy_source,
+    copy_source,
+};
 use crate::rates::Charge;
+use crate::reservations::restrictions::AccessKind;
 use crate::status::Fault;
+use crate::view::NamespaceView;
 
 /// The step of a Copy whose write was submitted.
 const WRITES: u16 = u16::MAX;
@@ -51,11 +59,7 @@ impl TargetCore {
     ) -> Option<Completed> {
         match self.check_copy(command.queue, &work.io, &list) {
             Ok(io) => {
-                if let (Some(queue), Some(charge)) =
-                    (self.queues.at(command.queue), Charge::of(&io))
-                {
-                    charge_started(queue, charge, true, now);
-                }
+                self.charge_copy(command.queue, &io, &list, now);
                 self.execute_io(command, io, Some(list), received_at, now)
             }
             Err(fault) => {
@@ -73,32 +77,91 @@ impl TargetCore {
         let queue = self.queues.at(slot).ok_or(NO_LEASE)?;
         let subsystem = queue.subsystem(&self.view).ok_or(NO_LEASE)?;
         let ranges = <[CopyRange]>::ref_from_bytes(list).map_err(|_| NO_LEASE)?;
-        let work = check_copy_ranges(work, ranges, namespace(subsystem, work.nsid)?)?;
-        if work.bytes as usize > list.capacity() {
+        let checked = check_copy_ranges(work, ranges, subsystem)?;
+        for range in ranges {
+            let source = copy_source(work, range, subsystem)?;
+            gate::check_source(queue, &self.view, work, source)?;
+        }
+        if checked.bytes as usize > list.capacity() {
             return Err(NO_LEASE);
         }
-        Ok(work)
+        Ok(checked)
+    }
+
+    /// Takes the cost of a Copy from the rates that apply to its destination, and that of each read
+    /// of another device from the rates of that device.
+    fn charge_copy(&self, slot: u32, io: &IoWork, list: &Lease, now: Nanos) {
+        let (Some(queue), Some(charge)) = (self.queues.at(slot), Charge::of(io)) else {
+            return;
+        };
+        charge_started(queue, charge, true, now);
+        for (range, source) in self.sources(slot, io, list) {
+            if let Some(rates) = queue.rates()
+                && source.device != io.device
+            {
+                let charge = Charge {
+                    device: source.device,
+                    access: AccessKind::Read,
+                    bytes: range.blocks() << source.block_shift,
+                };
+                rates.reserve_of_device(charge, now);
+            }
+        }
+    }
+
+    /// The source ranges of a checked Copy, with their namespaces.
+    fn sources<'a>(
+        &'a self,
+        slot: u32,
+        work: &'a IoWork,
+        list: &'a [u8],
+    ) -> impl Iterator<Item = (&'a CopyRange, &'a NamespaceView)> {
+        let queue = self.queues.at(slot);
+        let subsystem = queue.and_then(|queue| queue.subsystem(&self.view));
+        let ranges = <[CopyRange]>::ref_from_bytes(list).unwrap_or_default();
+        ranges.iter().filter_map(move |range| {
+            let source = copy_source(work, range, subsystem?);
+            Some((range, source.ok()?))
+        })
+    }
+
+    /// Notes the devices of a Copy's sources, so that whatever happens to them concerns the Copy.
+    #[cold]
+    pub(super) fn note_sources(&mut self, tag: DeviceTag, work: &IoWork, list: &[u8]) {
+        let Some(Owner::Command(command)) = self.executions.get(tag).map(|it| it.owner) else {
+            return;
+        };
+        let sources = self.sources(command.queue, work, list);
+        let devices = sources.fold(0, |all, (_, source)| all | 1 << source.device);
+        self.executions.extra(tag.slot).devices = devices;
     }
 
     /// Begins the reads of a Copy.
     #[cold]
-    pub(super) fn begin_copy(&mut self, tag: DeviceTag, list: Lease, ranges: u8) {
-        self.executions.extra(tag.slot).data = Some(list.into());
+    pub(super) fn begin_copy(&mut self, tag: DeviceTag, work: &IoWork, list: Lease, ranges: u8) {
+        self.note_sources(tag, work, &list);
+        let extra = self.executions.extra(tag.slot);
+        extra.data = Some(list.into());
+        extra.copies_in = work.device;
         if let Some(execution) = self.executions.get_mut(tag) {
             execution.step = u16::from(ranges);
         }
     }
 
-    /// The next device request of a Copy; `None` after the write, or if the Copy fails.
+    /// The next device request of a Copy, and its device; `None` after the write, or if the Copy
+    /// fails.
     #[cold]
-    pub(super) fn next_of_copy(&mut self, tag: DeviceTag) -> Option<Request> {
+    pub(super) fn next_of_copy(&mut self, tag: DeviceTag) -> Option<(u8, Request)> {
         let execution = self.executions.get(tag)?;
         let (work, left, owner) = (execution.work, execution.step, execution.owner);
         if left == WRITES {
             return None;
         }
         match self.continue_copy(tag, &work, left, owner) {
-            Ok(request) => Some(request),
+            Ok((device, request)) => {
+                self.executions.extra(tag.slot).copies_in = device;
+                Some((device, request))
+            }
             Err(fault) => {
                 self.executions.extra(tag.slot).failed = Some(fault);
                 None
@@ -113,17 +176,17 @@ impl TargetCore {
         work: &IoWork,
         left: u16,
         owner: Owner,
-    ) -> Result<Request, Fault> {
-        // The gate may have closed since the last request. A fence that was raised meanwhile is for
-        // commands that the host sent later.
-        if let Owner::Command(command) = owner
-            && let GateDecision::Refused(fault) = self.pass_admitted(command.queue, work)
-        {
-            return Err(fault);
-        }
-        let IoOperation::Copy { ranges, fua } = work.operation else {
+    ) -> Result<(u8, Request), Fault> {
+        let (IoOperation::Copy { ranges, fua, .. }, Owner::Command(command)) =
+            (work.operation, owner)
+        else {
             return Err(NO_LEASE);
         };
+        // The gate may have closed since the last request. A fence that was raised meanwhile is for
+        // commands that the host sent later.
+        if let GateDecision::Refused(fault) = self.pass_admitted(command.queue, work) {
+            return Err(fault);
+        }
         let Some(Data::Lease(mut lease)) = self.executions.extra(tag.slot).data.take() else {
             return Err(NO_LEASE);
         };
@@ -134,21 +197,39 @@ impl TargetCore {
         lease.resize(work.bytes as usize);
         let block_bytes = work.bytes as usize / work.blocks.max(1) as usize;
         let next = next_range(&mut lease, read_bytes, usize::from(left), block_bytes)?;
-        let (operation, lba, blocks, step) = match next {
-            Some(range) => (Operation::Read, range.slba.get(), range.blocks(), left - 1),
-            None => (Operation::Write { fua }, work.lba, work.blocks, WRITES),
+        let (device, operation, lba, blocks, step) = match next {
+            Some(range) => {
+                let (lba, blocks) = (range.slba.get(), range.blocks());
+                let device = self.pass_source(command.queue, work, &range)?;
+                (device, Operation::Read, lba, blocks, left - 1)
+            }
+            None => {
+                let operation = Operation::Write { fua };
+                (work.device, operation, work.lba, work.blocks, WRITES)
+            }
         };
         lease.resize(blocks as usize * block_bytes);
         if let Some(execution) = self.executions.get_mut(tag) {
             execution.step = step;
         }
-        Ok(Request {
+        let request = Request {
             tag: tag.into_bits(),
             operation,
             lba,
             blocks,
             data: Some(lease),
-        })
+        };
+        Ok((device, request))
+    }
+
+    /// Asks the gate about a source range that is read next. Returns its device. The configuration
+    /// may have changed since the list was checked.
+    fn pass_source(&self, slot: u32, work: &IoWork, range: &CopyRange) -> Result<u8, Fault> {
+        let queue = self.queues.at(slot).ok_or(gate::CLOSED)?;
+        let subsystem = queue.subsystem(&self.view).ok_or(gate::CLOSED)?;
+        let source = check_copy_source(work, range, subsystem)?;
+        gate::check_source(queue, &self.view, work, source)?;
+        Ok(source.device)
     }
 }
 

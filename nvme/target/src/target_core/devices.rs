@@ -51,8 +51,7 @@ impl DeviceClient for TargetCore {
     fn device_removed(&mut self, place: usize, now: Nanos) {
         self.handle_notifications(now);
         // Fewer than 128 devices.
-        let cut = self.executions.of_device(place as u8).map(|(tag, _)| tag);
-        let cut: Vec<_> = cut.collect();
+        let cut: Vec<_> = self.executions.in_device(place as u8).collect();
         for tag in cut {
             self.device_lost(tag, DeviceError::Removed);
         }

@@ -197,7 +197,7 @@ impl TargetCore {
         data: Option<Lease>,
     ) -> Option<Result<(), Fault>> {
         match self.first_request(tag, work, data) {
-            Ok(Some(request)) => self.submit(tag, request).err().map(Err),
+            Ok(Some(request)) => self.submit(tag, work.device, request).err().map(Err),
             Ok(None) => self.proceed(tag),
             Err(fault) => Some(Err(fault)),
         }
@@ -236,7 +236,7 @@ impl TargetCore {
             }
             IoOperation::Copy { ranges, .. } => {
                 let list = data.ok_or(Fault::retry(Status::INTERNAL_ERROR))?;
-                self.begin_copy(tag, list, ranges);
+                self.begin_copy(tag, work, list, ranges);
                 return Ok(None);
             }
             // Only the registry's table executes them.
@@ -306,8 +306,8 @@ impl TargetCore {
     /// Submits the next device request of an execution. Returns the result if the execution is
     /// over.
     pub(super) fn proceed(&mut self, tag: DeviceTag) -> Option<Result<(), Fault>> {
-        while let Some(request) = self.next_request(tag) {
-            let Err(fault) = self.submit(tag, request) else {
+        while let Some((device, request)) = self.next_request(tag) {
+            let Err(fault) = self.submit(tag, device, request) else {
                 return None;
             };
             if let Some(fault) = self.give_up(tag, fault) {
@@ -329,9 +329,10 @@ impl TargetCore {
         None
     }
 
-    /// The next device request of an execution with several; `None` after the last.
-    fn next_request(&mut self, tag: DeviceTag) -> Option<Request> {
+    /// The next device request of an execution with several, and its device; `None` after the last.
+    fn next_request(&mut self, tag: DeviceTag) -> Option<(u8, Request)> {
         let execution = self.executions.get_mut(tag)?;
+        let device = execution.work.device;
         let bits = tag.into_bits();
         let flush = Request {
             tag: bits,
@@ -354,7 +355,7 @@ impl TargetCore {
                     return None;
                 }
                 execution.step = 1;
-                Some(flush)
+                Some((device, flush))
             }
             IoOperation::FlushAll => {
                 let devices = &mut self.executions.extra(tag.slot).devices;
@@ -366,7 +367,7 @@ impl TargetCore {
                 let device = devices.trailing_zeros() as u8;
                 *devices &= *devices - 1;
                 self.executions.get_mut(tag)?.work.device = device;
-                Some(flush)
+                Some((device, flush))
             }
             IoOperation::Copy { .. } => self.next_of_copy(tag),
             IoOperation::Deallocate { ranges } => {
@@ -382,24 +383,25 @@ impl TargetCore {
                 let (lba, blocks) = (next.slba.get(), next.length.get());
                 self.executions.get_mut(tag)?.step = step;
                 let operation = Operation::Deallocate;
-                Some(Request {
+                let request = Request {
                     tag: bits,
                     operation,
                     lba,
                     blocks,
                     data: None,
-                })
+                };
+                Some((device, request))
             }
         }
     }
 
     /// Submits a request to its device, or queues it for the device. `Err`: the execution fails.
     #[inline]
-    fn submit(&mut self, tag: DeviceTag, request: Request) -> Result<(), Fault> {
+    fn submit(&mut self, tag: DeviceTag, device: u8, request: Request) -> Result<(), Fault> {
         let Some(execution) = self.executions.get_mut(tag) else {
             return Ok(());
         };
-        let device = usize::from(execution.work.device);
+        let device = usize::from(device);
         match self.devices.submit(self.client, device, request) {
             Ok(Submitted::Taken) => Ok(()),
             Ok(Submitted::Waiting(waiting)) => {

@@ -178,8 +178,10 @@ pub(crate) struct ExecutionExtra {
     /// The ranges of Dataset Management, the data of a durable read or of a Copy, or the data of a
     /// command that is held back or a part of a fused operation.
     pub(crate) data: Option<Data>,
-    /// Devices that a Flush of all namespaces still has to flush.
+    /// Devices that a Flush of all namespaces still has to flush. Of a Copy: those of its sources.
     pub(crate) devices: u128,
+    /// The device of the latest request of a Copy.
+    pub(crate) copies_in: u8,
     /// The first fault of a Flush that continues with other devices.
     pub(crate) failed: Option<Fault>,
 }
@@ -382,21 +384,49 @@ impl Executions {
     }
 
     /// The executions that have or will have requests in devices, whatever changes meanwhile: no
-    /// changes of reservations, and no parts of fused operations, which the gate examines again.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Execution> {
-        let all = self.slots.iter().map(|(_, execution)| execution);
-        all.filter(|execution| {
+    /// changes of reservations, and no parts of fused operations, which the gate examines again. Each
+    /// with its devices.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u128, &Execution)> {
+        let all = self.slots.iter().filter(|(_, execution)| {
             !execution.is_reservation_change() && execution.state != ExecutionState::Paired
-        })
+        });
+        all.map(|(slot, execution)| (self.devices(slot, execution), execution))
+    }
+
+    /// The devices, one bit each, of which an execution has, had or will have a request; of a Flush of
+    /// all namespaces, the one that it flushes now.
+    fn devices(&self, slot: u32, execution: &Execution) -> u128 {
+        let sources = match execution.work.operation {
+            IoOperation::Copy { .. } => self.extra[slot as usize].devices,
+            _ => 0,
+        };
+        sources | 1 << execution.work.device
+    }
+
+    /// The device of an execution's latest request.
+    fn latest_device(&self, slot: u32, execution: &Execution) -> u8 {
+        match execution.work.operation {
+            IoOperation::Copy { .. } => self.extra[slot as usize].copies_in,
+            _ => execution.work.device,
+        }
+    }
+
+    /// The executions that have, had or will have a request for a device.
+    pub(crate) fn of_device(&self, device: u8) -> impl Iterator<Item = (DeviceTag, &Execution)> {
+        let all = self.slots.iter();
+        let of_it = all.filter(move |(slot, execution)| {
+            self.devices(*slot, execution) & 1 << device != 0 && !execution.is_reservation_change()
+        });
+        of_it.map(|(slot, execution)| (self.tag(slot), execution))
     }
 
     /// The executions whose request is in a device or in its wait queue.
-    pub(crate) fn of_device(&self, device: u8) -> impl Iterator<Item = (DeviceTag, &Execution)> {
+    pub(crate) fn in_device(&self, device: u8) -> impl Iterator<Item = DeviceTag> {
         let all = self.slots.iter();
-        let of_it = all.filter(move |(_, execution)| {
-            execution.work.device == device && !execution.is_reservation_change()
+        let in_it = all.filter(move |(slot, execution)| {
+            self.latest_device(*slot, execution) == device && !execution.is_reservation_change()
         });
-        of_it.map(|(slot, execution)| (self.tag(slot), execution))
+        in_it.map(|(slot, _)| self.tag(slot))
     }
 
     /// Removes the executions of an ended queue that no device has, and makes orphans of the
@@ -421,7 +451,9 @@ impl Executions {
             } else if let Some(execution) = self.slots.at_mut(slot) {
                 execution.apply(ExecutionEvent::Abandoned);
                 abandoned.orphaned += 1;
-                abandoned.devices |= 1 << execution.work.device;
+                if let Some(execution) = self.slots.at(slot) {
+                    abandoned.devices |= self.devices(slot, execution);
+                }
             }
         }
         abandoned

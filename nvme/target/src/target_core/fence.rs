@@ -16,7 +16,7 @@ use super::gate::GateDecision;
 use super::{FailedCommand, TargetCore};
 use crate::controller::state::{ControllerEvent, ControllerState};
 use crate::interface::Completed;
-use crate::io::IoWork;
+use crate::io::{IoOperation, IoWork};
 use crate::status::Fault;
 
 /// Interval at which devices are asked again to end overdue requests.
@@ -121,6 +121,9 @@ impl TargetCore {
             let fault = Fault::retry(Status::COMMAND_INTERRUPTED);
             return Some(self.fail_command(command, &failed, fault));
         };
+        if let (IoOperation::Copy { .. }, Some(list)) = (work.operation, &data) {
+            self.note_sources(tag, &work, list);
+        }
         self.executions.extra(tag.slot).data = data.map(Data::Lease);
         self.exclusions.add_held(tag);
         if let Some(queue) = self.queues.at_mut(command.queue) {

@@ -17,8 +17,8 @@ use super::authentication::AUTHENTICATION_REQUIRED;
 use super::queue::{Queue, QueueState};
 use crate::io::{IoWork, recheck};
 use crate::reservations::restrictions::AccessKind;
-use crate::status::{Fault, byte};
-use crate::view::{SubsystemView, TargetView};
+use crate::status::{Fault, LOCATION_NONE, byte};
+use crate::view::{NamespaceView, SubsystemView, TargetView};
 
 /// The gate's decision about an admitted command.
 #[derive(Clone, Copy, Debug)]
@@ -147,6 +147,38 @@ fn examine(queue: &Queue, view: &TargetView, work: &IoWork) -> GateDecision {
         return GateDecision::Refused(fault);
     }
     GateDecision::Open
+}
+
+/// Decides about the read of a source of a Copy, whose namespace its host sees now. The decision of
+/// [`pass`] is about the destination.
+#[cold]
+pub(super) fn check_source(
+    queue: &Queue,
+    view: &TargetView,
+    work: &IoWork,
+    source: &NamespaceView,
+) -> Result<(), Fault> {
+    let restrictions = &queue.shared.restrictions;
+    // The field that names the namespace is not in the command.
+    let of_list = |fault: Fault| Fault {
+        location: LOCATION_NONE,
+        ..fault
+    };
+    if queue.shared.gate().is_restricted() {
+        let checked = restrictions.check(source.device, AccessKind::Read);
+        checked.map_err(of_list)?;
+    }
+    if work.epoch == view.epoch {
+        return Ok(());
+    }
+    // Base 2.1 §8.1.22.7, for the reservation of the source.
+    if restrictions.is_aborted(source.device, work.epoch) {
+        return Err(Fault::retry(Status::ABORTED_PREEMPT_AND_ABORT));
+    }
+    match view.had_device(source.device, work.epoch) {
+        true => Ok(()),
+        false => Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT)),
+    }
 }
 
 /// Whether the controller was reset, was shut down or ended since the queue was created.

@@ -1,6 +1,8 @@
 //! Copy within a namespace (NVM 1.1 §3.3.2): invalid input, results on all cores, and everything that
 //! may happen between its reads and its write.
 
+mod across;
+
 use std::collections::BTreeMap;
 
 use block::Operation;
@@ -245,7 +247,8 @@ fn identify_reports_the_limits() {
     let page = IdentifyController::read_from_bytes(&page.ok()).expect("a page");
     assert!(page.oncs.copy() && page.oncs.copy_single_atomicity());
     assert!(!page.oncs.all_fast_copy());
-    assert_eq!(page.cdfs, Cdfs::new().with_format_0(true));
+    let formats = Cdfs::new().with_format_0(true).with_format_2(true);
+    assert_eq!(page.cdfs, formats);
     for nsid in [RAM, CACHED, READ_ONLY, PLAIN] {
         let page = world.read(admin, Sqe::identify_structure(Cns::NAMESPACE, nsid), 4096);
         let page = IdentifyNamespace::read_from_bytes(&page.ok()).expect("a page");

@@ -3,9 +3,9 @@
 use block::Operation;
 use nvme_spec::command::{FeatureId, FeatureSelect};
 use nvme_spec::features::{
-    AsyncEventConfiguration, ErrorRecovery, FeatureCapabilities, HostBehavior, HostIdentifierSize,
-    NumberOfQueues, PowerManagement, TemperatureThreshold, ThresholdType, Timestamp,
-    TimestampOrigin, VolatileWriteCache,
+    AsyncEventConfiguration, CopyFormatsEnabled, ErrorRecovery, FeatureCapabilities, HostBehavior,
+    HostIdentifierSize, NumberOfQueues, PowerManagement, TemperatureThreshold, ThresholdType,
+    Timestamp, TimestampOrigin, VolatileWriteCache,
 };
 use nvme_spec::registers::Cc;
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
@@ -457,6 +457,16 @@ fn host_behavior_support_round_trips() {
         .read(admin, Sqe::get_feature(fid, CURRENT, 0, 0), 512)
         .ok();
     assert_eq!(data, behavior.as_bytes());
+    for formats in [
+        CopyFormatsEnabled::new().with_format_3(true),
+        CopyFormatsEnabled::new().with_format_4(true),
+    ] {
+        let mut behavior = behavior;
+        behavior.cdfe = formats;
+        world
+            .write(admin, Sqe::set_feature(fid, 0, 0), behavior.as_bytes())
+            .is(Status::INVALID_FIELD.with_dnr());
+    }
     behavior.acre = 2;
     world
         .write(admin, Sqe::set_feature(fid, 0, 0), behavior.as_bytes())

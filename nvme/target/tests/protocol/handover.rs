@@ -6,10 +6,12 @@ mod refusals;
 use std::collections::BTreeMap;
 
 use nvme_handover::State;
-use nvme_spec::command::{Cns, FeatureId, FeatureSelect, LogPageId};
+use nvme_spec::command::{Cns, CopyRange, FeatureId, FeatureSelect, LogPageId};
 use nvme_spec::event::AsyncEvent;
 use nvme_spec::fabrics::PropertySize;
-use nvme_spec::features::{AsyncEventConfiguration, ErrorRecovery, HostBehavior, Timestamp};
+use nvme_spec::features::{
+    AsyncEventConfiguration, CopyFormatsEnabled, ErrorRecovery, HostBehavior, Timestamp,
+};
 use nvme_spec::log::DiscoveryHeader;
 use nvme_spec::registers::{Cc, Register, ShutdownNotification, ShutdownStatus};
 use nvme_spec::{Sqe, Status};
@@ -271,6 +273,7 @@ fn set_features(world: &mut World, admin: Link) {
     world.write(admin, sqe, timestamp.as_bytes()).ok();
     let mut behavior = HostBehavior::default();
     behavior.acre = 1;
+    behavior.cdfe = CopyFormatsEnabled::new().with_format_2(true);
     let sqe = Sqe::set_feature(FeatureId::HOST_BEHAVIOR, 0, 0);
     world.write(admin, sqe, behavior.as_bytes()).ok();
 }
@@ -321,6 +324,10 @@ fn a_host_continues_in_a_new_target() {
     }
     assert_same(&before, &observed(&mut world, admin));
     assert_eq!(world.read_blocks(io, RAM, 5, 1), [0xA5; 512]);
+    let copy = Sqe::copy_from_namespaces(PLAIN, 0, 0);
+    let source = CopyRange::of_namespace(RAM, 5, 0);
+    world.write(io, copy, source.as_bytes()).ok();
+    assert_eq!(world.read_blocks(io, PLAIN, 0, 1), [0xA5; 512]);
     world
         .write(far, Sqe::write(RAM, 6, 0, false), &[0x5A; 512])
         .ok();

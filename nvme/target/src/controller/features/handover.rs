@@ -77,6 +77,11 @@ impl Features {
         })
     }
 
+    /// Whether source ranges of a Copy may name their namespaces.
+    pub(crate) fn copies_namespaces(&self) -> bool {
+        self.behavior.cdfe.format_2()
+    }
+
     /// Whether writes of the controller have to be durable.
     pub(crate) fn is_write_through(&self) -> bool {
         !self.write_cache
