@@ -56,6 +56,8 @@ pub struct Figures {
     pub replacements: u64,
     /// Blocks that were copied.
     pub copied_blocks: u64,
+    /// Copies across namespaces that were sent.
+    pub copies_across: u64,
     /// Lists of namespaces that were compared with masks.
     pub lists_judged: u64,
     /// Queues whose host was authenticated.
@@ -105,6 +107,7 @@ impl Figures {
         self.ana_refusals += other.ana_refusals;
         self.replacements += other.replacements;
         self.copied_blocks += other.copied_blocks;
+        self.copies_across += other.copies_across;
         self.lists_judged += other.lists_judged;
         self.authentications += other.authentications;
         self.wrong_keys += other.wrong_keys;
@@ -138,7 +141,7 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
-             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied, {} lists of namespaces judged, {} queues authenticated, {} wrong keys refused, {} commands with a rate limit, longest undisturbed wait {} ({} of a thousand of its bound), {} \
+             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied ({} copies across namespaces), {} lists of namespaces judged, {} queues authenticated, {} wrong keys refused, {} commands with a rate limit, longest undisturbed wait {} ({} of a thousand of its bound), {} \
              waits for memory, at most {} grants before that of a waiting host",
             self.steps,
             self.identities_judged,
@@ -149,6 +152,7 @@ impl fmt::Display for Figures {
             self.ana_refusals,
             self.replacements,
             self.copied_blocks,
+            self.copies_across,
             self.lists_judged,
             self.authentications,
             self.wrong_keys,

@@ -185,6 +185,8 @@ enum IoKind {
 struct Io {
     kind: IoKind,
     extents: Vec<Extent>,
+    /// The source ranges of a Copy across namespaces.
+    sources: Vec<Extent>,
     fua: bool,
     /// Whether its success means that the written data is durable.
     durable: bool,

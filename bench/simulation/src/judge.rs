@@ -452,7 +452,9 @@ impl Judge {
     ) -> Result<(), Violation> {
         let content = match stamp {
             None => Content::Zero,
-            Some(stamp) if stamp.lba == lba => Content::Written(stamp.version),
+            Some(stamp) if stamp.lba == lba && stamp.device as usize == disk => {
+                Content::Written(stamp.version)
+            }
             Some(stamp) => Content::Misplaced(stamp),
         };
         let version = self.copies.version(content, disk);

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use nvme_spec::command::{AbortResult, Cns, FeatureId, FeatureSelect, LogPageId, LogPageSelect};
 use nvme_spec::fabrics::PropertySize;
-use nvme_spec::features::VolatileWriteCache;
+use nvme_spec::features::{CopyFormatsEnabled, HostBehavior, VolatileWriteCache};
 use nvme_spec::identify::{
     IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace,
 };
@@ -15,7 +15,7 @@ use nvme_spec::log::ErrorEntry;
 use nvme_spec::registers::{Cc, Csts, Register, ShutdownNotification, ShutdownStatus};
 use nvme_spec::{Cqe, NSID_BROADCAST, Sqe, Status};
 use reactors::Nanos;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::completion_checks::is_absence;
 use super::connection::{Connection, Outstanding, Transfer};
@@ -81,6 +81,8 @@ pub(super) struct AdminState {
     lacks_cache: BTreeMap<usize, bool>,
     /// Whether the host disabled the volatile write cache.
     write_through: bool,
+    /// Whether the host has enabled Copy across namespaces.
+    copies_namespaces: bool,
     /// The features set since the last reset.
     features: BTreeMap<u8, u32>,
     /// Number of resets, which restore the defaults of features.
@@ -117,6 +119,8 @@ pub(super) enum AdminStep {
     WriteCache { enable: bool, began: Moment },
     /// Sets a feature.
     SetFeature,
+    /// Enables Copy across namespaces; the number of resets until then.
+    EnableCopies { resets: u64 },
     /// Gets a feature, which must have this value unless a reset happened.
     GetFeature {
         feature: FeatureId,
@@ -153,6 +157,7 @@ impl Host {
             self.admin_state.lacks_cache.clear();
             let sqe = Sqe::identify_structure(Cns::CONTROLLER, 0);
             self.send_admin_moving(env, sqe, Command::Admin(AdminStep::Identify), page());
+            self.enable_copies(env);
         }
         if !self.knows_disks() {
             return;
@@ -523,8 +528,30 @@ impl Host {
                 self.poll_status_at = Some(env.now + READY_POLL);
             }
             AdminStep::SetFeature => {}
+            AdminStep::EnableCopies { resets } => {
+                self.admin_state.copies_namespaces = resets == self.admin_state.resets;
+            }
         }
         Ok(())
+    }
+
+    /// Enables Copy across namespaces (Base 2.1 §5.1.25.1.14, CDFE).
+    fn enable_copies(&mut self, env: &mut HostEnv<'_>) {
+        if !env.swarm.faults.has(Fault::Copy) {
+            return;
+        }
+        let mut behavior = HostBehavior::default();
+        behavior.cdfe = CopyFormatsEnabled::new().with_format_2(true);
+        let sqe = Sqe::set_feature(FeatureId::HOST_BEHAVIOR, 0, 0);
+        let resets = self.admin_state.resets;
+        let step = AdminStep::EnableCopies { resets };
+        let data = Transfer::Out(behavior.as_bytes().to_vec());
+        self.send_admin_moving(env, sqe, Command::Admin(step), data);
+    }
+
+    /// Whether the host may copy across namespaces.
+    pub(super) fn copies_namespaces(&self) -> bool {
+        self.admin_state.copies_namespaces
     }
 
     fn short_page(&self, env: &mut HostEnv<'_>) -> Violation {
@@ -565,6 +592,7 @@ impl Host {
             }
             AdminStep::Identify
             | AdminStep::SetFeature
+            | AdminStep::EnableCopies { .. }
             | AdminStep::GetFeature { .. }
             | AdminStep::ErrorLog
             | AdminStep::List
@@ -580,6 +608,7 @@ impl Host {
     /// Restores the defaults of features after a controller level reset (Base 2.1 §5.1.25).
     pub(super) fn forget_features(&mut self) {
         self.admin_state.write_through = false;
+        self.admin_state.copies_namespaces = false;
         self.admin_state.features.clear();
         self.admin_state.resets += 1;
     }

@@ -172,8 +172,8 @@ impl Host {
         issued_at: Nanos,
     ) -> Result<(), Violation> {
         // It is not known which of two commands was executed.
-        let extents = io.extents.iter().filter(|_| !io.ambiguous);
-        self.check_accessible(env, extents.map(|it| it.disk), issued_at)
+        let disks = io.disks().filter(|_| !io.ambiguous);
+        self.check_accessible(env, disks, issued_at)
     }
 
     /// The result of a command that an ANA state refused; `None` if none may have.
@@ -184,7 +184,7 @@ impl Host {
         status: Status,
         issued_at: Nanos,
     ) -> Option<WriteEnd> {
-        let mut disks = io.extents.iter().map(|it| it.disk);
+        let mut disks = io.disks();
         let lacks_spare = io.kind == IoKind::Flush && self.may_lack_spare(env, status, issued_at);
         let lacks_access = disks.any(|disk| self.may_lack_access(env, disk, status, issued_at));
         if !lacks_spare && !lacks_access {
@@ -192,7 +192,7 @@ impl Host {
         }
         env.figures.ana_refusals += 1;
         // A RAM device may have received the first blocks before.
-        let mut disks = io.extents.iter().map(|it| it.disk);
+        let mut disks = io.disks();
         let may_have_begun =
             disks.any(|disk| env.swarm.ram[disk] && self.may_have_access(env, disk, issued_at));
         Some(match may_have_begun {

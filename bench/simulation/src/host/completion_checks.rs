@@ -215,6 +215,12 @@ impl Host {
         env.figures.ios += 1;
         let issued_at = outstanding.issued_at;
         let status = cqe.status();
+        // NVM 1.1 §3.3.2.5: a Copy that fails has written nothing, so that the lowest range that it
+        // has not copied is the first.
+        if io.kind == IoKind::Copy && !status.is_success() && cqe.dw0.get() != 0 {
+            let what = format!("a Copy that failed reports range {}", cqe.dw0.get());
+            return Err(self.violation(env, &what));
+        }
         self.judge_rate(env, io, issued_at, status)?;
         if status.is_success() {
             env.figures.ios_succeeded += 1;
@@ -298,17 +304,17 @@ impl Host {
         let damaged = io.damaged && status.is(Status::TRANSIENT_TRANSPORT_ERROR);
         let identity = self.shape.identity;
         let has_changed = |disk: usize| env.changed_at(identity, disk) >= issued_at;
-        let absent = io.extents.iter().any(|extent| {
-            let disk = extent.disk;
-            !env.sees(identity, disk) || env.disk_gone[disk] || has_changed(disk)
-        });
+        let absent = io
+            .disks()
+            .any(|disk| !env.sees(identity, disk) || env.disk_gone[disk] || has_changed(disk));
         let protected = status.is(Status::NAMESPACE_WRITE_PROTECTED)
             && (io.extents.iter())
                 .any(|it| env.is_protected(identity, it.disk) || has_changed(it.disk));
         let refused = damaged || protected || (is_absence(status) && absent);
         // A RAM device may have received the first blocks before its namespace changed.
-        let mut disks = io.extents.iter().map(|it| it.disk);
-        let may_have_begun = disks.any(|disk| env.swarm.ram[disk] && has_changed(disk));
+        let may_have_begun = io
+            .disks()
+            .any(|disk| env.swarm.ram[disk] && has_changed(disk));
         let end = match may_have_begun {
             true => WriteEnd::Undecided,
             false => WriteEnd::Refused,
@@ -323,7 +329,7 @@ impl Host {
         let writes_through = io.version > 0 && env.swarm.faults.has(Fault::Administer);
         let is_durable = io.kind == IoKind::Flush || io.fua || writes_through;
         let flush_fails = env.swarm.disk_behaviour.flush_error_permille > 0 && is_durable;
-        let disk_fails = io.extents.iter().any(|it| env.disk_fails[it.disk]) || flush_fails;
+        let disk_fails = io.disks().any(|disk| env.disk_fails[disk]) || flush_fails;
         let of_disks = is(&[
             Status::UNRECOVERED_READ_ERROR,
             Status::WRITE_FAULT,
@@ -359,8 +365,8 @@ impl Host {
             Command::EventRequest if !self.is_due(outstanding) => return None,
             Command::EventRequest => since = since.max(env.memory_disturbed),
             Command::Io(io) => {
-                for extent in &io.extents {
-                    since = since.max(env.disk_disturbed[extent.disk]);
+                for disk in io.disks() {
+                    since = since.max(env.disk_disturbed[disk]);
                 }
                 since = since.max(env.memory_disturbed);
                 if io.version > 0 {

@@ -49,8 +49,9 @@ impl Host {
         issued_at: Nanos,
     ) -> Result<(), Violation> {
         // A Flush may be that of all namespaces.
-        let mut disks = io.extents.iter().map(|it| it.disk);
-        let hidden = disks.find(|disk| self.is_hidden_since(env, *disk, issued_at));
+        let hidden = io
+            .disks()
+            .find(|disk| self.is_hidden_since(env, *disk, issued_at));
         match hidden {
             Some(disk) if io.kind != IoKind::Flush && !io.ambiguous => {
                 let what = format!("a {:?} of disk {disk} succeeded, which is hidden", io.kind);

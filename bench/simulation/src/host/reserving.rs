@@ -303,16 +303,18 @@ impl Host {
             return Ok(());
         }
         let identity = self.shape.identity;
-        let forbidden = io.extents.iter().find(|extent| {
-            let disk = extent.disk;
+        let accesses = io.extents.iter().map(|it| (it.disk, writes(io.kind)));
+        let mut accesses = accesses.chain(io.sources.iter().map(|it| (it.disk, false)));
+        let forbidden = accesses.find(|(disk, is_write)| {
+            let disk = *disk;
             // A Flush of all namespaces covers those that exist.
             let is_there = env.serving.namespaces[disk]
                 && !env.disk_gone[disk]
                 && env.namespace_changed[disk] < issued_at;
             let possible = (env.judge.reservations).possible_since(disk, issued_at);
-            is_there && !possible.allows(identity, writes(io.kind))
+            is_there && !possible.allows(identity, *is_write)
         });
-        let Some(disk) = forbidden.map(|it| it.disk) else {
+        let Some((disk, _)) = forbidden else {
             return Ok(());
         };
         let what = format!(
@@ -347,8 +349,9 @@ impl Host {
         let identity = self.shape.identity;
         let possible = |it: &Extent| (env.judge.reservations).possible_since(it.disk, issued_at);
         let mut extents = io.extents.iter();
+        let mut sources = io.sources.iter();
         let is_preempted = |it: &Extent| self.may_be_preempted(env, it.disk, status, issued_at);
-        if extents.clone().any(is_preempted) {
+        if extents.clone().chain(sources.clone()).any(is_preempted) {
             return Some(WriteEnd::Undecided);
         }
         if !status.is(Status::RESERVATION_CONFLICT) || !status.dnr() {
@@ -356,7 +359,9 @@ impl Host {
         }
         // It is not known whether the write or the read with the same identifier was refused.
         let is_write = writes(io.kind) || io.ambiguous;
-        if !extents.any(|it| possible(it).forbids(identity, is_write)) {
+        let is_forbidden = extents.any(|it| possible(it).forbids(identity, is_write))
+            || sources.any(|it| possible(it).forbids(identity, false));
+        if !is_forbidden {
             return None;
         }
         // A RAM device may have received the first blocks before.

@@ -751,10 +751,17 @@ pub struct Aftermath {
 }
 
 impl Io {
+    /// The disks that it accesses, also repeatedly.
+    pub(super) fn disks(&self) -> impl Iterator<Item = usize> + Clone {
+        let extents = self.extents.iter().chain(&self.sources);
+        extents.map(|it| it.disk)
+    }
+
     pub(super) fn new(kind: IoKind, extents: Vec<Extent>, fua: bool) -> Self {
         Self {
             kind,
             extents,
+            sources: Vec::new(),
             fua,
             durable: fua,
             version: 0,

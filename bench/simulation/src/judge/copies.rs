@@ -16,12 +16,15 @@ const FOREIGN: u64 = 1 << 63;
 /// A version that no block has.
 const NOWHERE: u64 = u64::MAX;
 
+/// A block: its disk and its address.
+type Place = (usize, u64);
+
 /// Copies, and the stamps that they may have copied.
 #[derive(Default)]
 pub(super) struct Copies {
     /// Block and version of each stamp, in the order of the versions from [`FOREIGN`] on.
-    stamps: Vec<(u64, u64)>,
-    versions: BTreeMap<(u64, u64), u64>,
+    stamps: Vec<(Place, u64)>,
+    versions: BTreeMap<(Place, u64), u64>,
     /// Copies that the target may not have completed.
     open: Vec<OpenCopy>,
     /// The versions of all copies.
@@ -33,12 +36,16 @@ struct OpenCopy {
     disk: usize,
     to: u64,
     /// The source of each block, in the order of the destination.
-    sources: Vec<u64>,
+    sources: Vec<Place>,
 }
 
 impl OpenCopy {
-    fn destination(&self) -> impl Iterator<Item = u64> {
+    fn destination(&self) -> impl Iterator<Item = u64> + use<> {
         self.to..self.to + self.sources.len() as u64
+    }
+
+    fn writes(&self, (disk, lba): Place) -> bool {
+        self.disk == disk && self.destination().any(|it| it == lba)
     }
 }
 
@@ -60,12 +67,15 @@ impl Copies {
             return content.version();
         };
         let is_here = device as usize == disk && !self.all.is_empty();
-        let known = self.versions.get(&(lba, version));
-        is_here.then(|| Some(known.copied().unwrap_or(NOWHERE)))
+        let known = self.versions.get(&((device as usize, lba), version));
+        match known {
+            Some(known) => Some(Some(*known)),
+            None => is_here.then_some(Some(NOWHERE)),
+        }
     }
 
     /// The version at block `to` of content that has the version `version` at block `from`.
-    fn moved(&mut self, version: Option<u64>, from: u64, to: u64) -> Option<u64> {
+    fn moved(&mut self, version: Option<u64>, from: Place, to: Place) -> Option<u64> {
         let version = version?;
         let stamp = match version.checked_sub(FOREIGN) {
             None => (from, version),
@@ -94,26 +104,32 @@ impl Copies {
 }
 
 impl Judge {
-    /// Begins a Copy of these blocks of a disk. Returns its version and when it began; `None` if the
+    /// Begins a Copy of these blocks to a disk. Returns its version and when it began; `None` if the
     /// judge could not tell what it writes.
-    pub fn begin_copy(&mut self, disk: usize, sources: &[u64], to: u64) -> Option<(u64, Moment)> {
+    pub fn begin_copy(
+        &mut self,
+        disk: usize,
+        sources: &[(usize, u64)],
+        to: u64,
+    ) -> Option<(u64, Moment)> {
         let now = self.moment();
-        let model = &self.disks[disk];
         let end = to + sources.len() as u64;
+        let writes = |(other, lba): &Place| *other == disk && (to..end).contains(lba);
         let depends = |it: &OpenCopy| {
-            it.disk == disk
-                && (it.destination().any(|lba| sources.contains(&lba))
-                    || it.sources.iter().any(|lba| (to..end).contains(lba)))
+            sources.iter().any(|source| it.writes(*source)) || it.sources.iter().any(writes)
         };
-        if model.exchange.is_some() || self.copies.open.iter().any(depends) {
+        let mut disks = sources.iter().map(|(disk, _)| *disk).chain([disk]);
+        let is_exchanged = disks.any(|disk| self.disks[disk].exchange.is_some());
+        if is_exchanged || self.copies.open.iter().any(depends) {
             return None;
         }
         let mut all = Vec::new();
         for (source, place) in sources.iter().zip(to..) {
-            let contents = model.blocks.get(*source as usize)?.contents(now)?;
+            let model = &self.disks[source.0];
+            let contents = model.blocks.get(source.1 as usize)?.contents(now)?;
             let contents = contents.into_iter();
             let mut contents: Vec<Option<u64>> = contents
-                .map(|it| self.copies.moved(it, *source, place))
+                .map(|it| self.copies.moved(it, *source, (disk, place)))
                 .collect();
             contents.sort_unstable();
             contents.dedup();
@@ -145,16 +161,17 @@ impl Judge {
     /// Notes that a write may change blocks that copies in progress may read.
     pub(super) fn note_change(&mut self, changed: Extent, version: u64, zero: bool) {
         let range = changed.lba..changed.lba + u64::from(changed.blocks);
-        let model = &mut self.disks[changed.disk];
+        let is_changed = |(disk, lba): &Place| *disk == changed.disk && range.contains(lba);
         let open = std::mem::take(&mut self.copies.open);
-        for copy in open.iter().filter(|it| it.disk == changed.disk) {
+        for copy in &open {
             for (source, place) in copy.sources.iter().zip(copy.destination()) {
-                if !range.contains(source) || copy.version == version {
+                if !is_changed(source) || copy.version == version {
                     continue;
                 }
                 let content = (!zero).then_some(version);
-                let content = self.copies.moved(content, *source, place);
+                let content = self.copies.moved(content, *source, (copy.disk, place));
                 let is_known = !self.copies.all.contains(&version);
+                let model = &mut self.disks[copy.disk];
                 if let Some(history) = model.blocks.get_mut(place as usize) {
                     history.may_copy(copy.version, is_known.then_some(content));
                 }
@@ -165,9 +182,12 @@ impl Judge {
 
     /// Notes that the content of a disk changed in another way than by writes.
     pub(super) fn disturb_copies(&mut self, disk: usize) {
-        let model = &mut self.disks[disk];
-        for copy in self.copies.open.iter().filter(|it| it.disk == disk) {
-            for place in copy.destination() {
+        for copy in &self.copies.open {
+            for (source, place) in copy.sources.iter().zip(copy.destination()) {
+                if copy.disk != disk && source.0 != disk {
+                    continue;
+                }
+                let model = &mut self.disks[copy.disk];
                 if let Some(history) = model.blocks.get_mut(place as usize) {
                     history.may_copy(copy.version, None);
                 }
@@ -233,7 +253,9 @@ mod tests {
     }
 
     fn copy(judge: &mut Judge, source: u64, to: u64) -> (u64, Moment) {
-        judge.begin_copy(0, &[source], to).expect("it is judged")
+        judge
+            .begin_copy(0, &[(0, source)], to)
+            .expect("it is judged")
     }
 
     #[test]
@@ -255,7 +277,10 @@ mod tests {
         judge.end_write(&[block(6)], copied, began, DONE);
         assert!(may_read(&mut judge, 6, 1, version));
         assert!(judge.certain(block(6)).is_none());
-        assert!(judge.begin_copy(0, &[6], 1).is_none(), "it came from there");
+        assert!(
+            judge.begin_copy(0, &[(0, 6)], 1).is_none(),
+            "it came from there"
+        );
     }
 
     #[test]
@@ -272,6 +297,37 @@ mod tests {
                 assert!(may_read(&mut judge, 5, 1, before));
             }
         }
+    }
+
+    #[test]
+    fn blocks_of_another_disk_are_copied() {
+        let mut judge = Judge::new(&[(8, 512, false), (8, 512, false)]);
+        let there = |lba: u64| Extent {
+            disk: 1,
+            ..block(lba)
+        };
+        let (version, began) = judge.begin_write(&[there(3)], false);
+        judge.end_write(&[there(3)], version, began, DONE);
+        let old = write(&mut judge, 5);
+        let copied = judge.begin_copy(0, &[(1, 3)], 5).expect("it is judged");
+        judge.end_write(&[block(5)], copied.0, copied.1, DONE);
+        let mut data = [0; 512];
+        for (device, lba, is_right) in [(1, 3, true), (0, 3, false), (1, 5, false), (0, 5, false)] {
+            let stamp = Stamp {
+                device,
+                lba,
+                version,
+            };
+            stamp.write(&mut data);
+            let began = judge.begin_read();
+            let judged = judge.judge_read(block(5), began, &data, false);
+            judge.end_read(began);
+            assert_eq!(judged.is_ok(), is_right, "{stamp:?}");
+        }
+        assert!(!may_read(&mut judge, 5, 5, old) && !may_read(&mut judge, 5, 0, 0));
+        // Back to where it came from.
+        assert!(judge.begin_copy(1, &[(0, 5)], 3).is_none());
+        assert!(judge.begin_copy(1, &[(0, 5)], 4).is_some());
     }
 
     #[test]

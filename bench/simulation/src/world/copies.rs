@@ -1,4 +1,4 @@
-//! Hosts that copy blocks of a disk, while others write and zero the sources and read the
+//! Hosts that copy blocks of a disk or between disks, while others write and zero the sources and read the
 //! destination (NVM 1.1 §3.3.2).
 
 use reactors::Nanos;
@@ -23,6 +23,8 @@ const BLOCKS_MAX: u64 = 8;
 const PROTECTED_PERMILLE: u32 = 300;
 /// Most plans of a Copy until the judge can tell what one of them copies.
 const PLANS_MAX: u32 = 6;
+/// Share of copies whose sources may be on other disks, per thousand.
+const ACROSS_PERMILLE: u32 = 500;
 /// Share of copies that are as long as possible, per thousand.
 const LONG_PERMILLE: u32 = 60;
 
@@ -38,18 +40,30 @@ impl Copying {
         }
     }
 
-    /// Source ranges and the first block of their destination, on a disk of `size` blocks of which a
-    /// Copy may have `most`.
-    fn plan(&mut self, disk: usize, size: u64, most: u64) -> (Vec<Extent>, u64) {
+    /// Source ranges and the first block of their destination, a disk of `size` blocks of which a Copy
+    /// may have `most`. The sources are on it, or on any of the disks `others`, which have blocks of
+    /// the same size.
+    fn plan(
+        &mut self,
+        (disk, size): (usize, u64),
+        others: &[(usize, u64)],
+        most: u64,
+    ) -> (Vec<Extent>, u64) {
         let random = &mut self.random;
         let is_long = random.permille(LONG_PERMILLE);
+        let is_across = !others.is_empty() && random.permille(ACROSS_PERMILLE);
         let count = match random.permille(500) {
             true => 1,
             false => random.between(1, RANGES_MAX),
         };
         let (mut sources, mut left) = (Vec::new(), most.min(size));
         for _ in 0..count {
+            let (disk, size) = match is_across && random.permille(700) {
+                true => random.pick(others),
+                false => (disk, size),
+            };
             let longest = if is_long { left } else { BLOCKS_MAX.min(left) };
+            let longest = longest.min(size);
             if longest == 0 {
                 break;
             }
@@ -109,6 +123,7 @@ impl World {
         let size = shape.block_count;
         let most = BYTES_MAX.min(self.env.swarm.transfer_max as u64) / u64::from(shape.block_size);
         let is_protected = self.env.serving.read_only[disk];
+        let others = self.sources_of_copies(disk);
         let host = &mut self.hosts[self.copying.random.pick(hosts)];
         let mut env = self.env.for_hosts();
         let near = |lba: u64| Extent {
@@ -116,18 +131,18 @@ impl World {
             lba,
             blocks: BLOCKS_MAX.min(most).min(size - lba) as u32,
         };
-        let (mut sources, mut to) = self.copying.plan(disk, size, most);
+        let (mut sources, mut to) = self.copying.plan((disk, size), &others, most);
         let copies = !is_protected || self.copying.random.permille(PROTECTED_PERMILLE);
         if copies && self.copying.random.permille(600) {
             let fua = self.copying.random.permille(250);
             for _ in 0..PLANS_MAX {
-                if host.copy(&mut env, &sources, to, fua) {
+                if host.copy(&mut env, &sources, (disk, to), fua) {
                     break;
                 }
-                (sources, to) = self.copying.plan(disk, size, most);
+                (sources, to) = self.copying.plan((disk, size), &others, most);
             }
         }
-        let source = sources.first().map_or(0, |it| it.lba);
+        let source = sources.first().map_or(0, |it| it.lba.min(size - 1));
         let random = &mut self.copying.random;
         match random.below(8) {
             0 if !is_protected => {
@@ -147,6 +162,18 @@ impl World {
                 host.read(&mut env, near(to));
             }
         }
+    }
+
+    /// The other disks that hosts may copy to a disk, with their sizes.
+    fn sources_of_copies(&self, disk: usize) -> Vec<(usize, u64)> {
+        let swarm = &self.env.swarm;
+        let disks = swarm.disks_of(swarm.subsystem_of_disk(disk));
+        let fit = disks.filter(|other| {
+            let is_there = self.env.serving.namespaces[*other] && !self.env.disk_gone[*other];
+            let is_same = swarm.disks[*other].block_size == swarm.disks[disk].block_size;
+            *other != disk && is_there && is_same
+        });
+        fit.map(|it| (it, swarm.disks[it].block_count)).collect()
     }
 
     /// Has a disk delay its requests.
