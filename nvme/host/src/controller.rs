@@ -12,7 +12,7 @@ use nvme_spec::Sqe;
 use nvme_spec::command::{Cns, FeatureId, FeatureSelect, LogPageId, LogPageSelect};
 use nvme_spec::event::AsyncEvent;
 use nvme_spec::fabrics::PropertySize;
-use nvme_spec::features::NumberOfQueues;
+use nvme_spec::features::{HostBehavior, NumberOfQueues};
 use nvme_spec::identify::{
     IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, NamespaceId, NamespaceIds, NamespaceList,
 };
@@ -20,7 +20,7 @@ use nvme_spec::log::TransportType;
 use nvme_spec::registers::{
     Cap, Cc, Csts, Register, ShutdownNotification, ShutdownStatus, Version,
 };
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::admin::AdminQueue;
 use crate::authentication::ChapOptions;
@@ -407,6 +407,16 @@ impl Controller {
         let sqe = Sqe::set_feature(feature, nsid, value);
         let completion = self.admin.execute("Set Features", sqe, Transfer::None)?;
         Ok(completion.cqe.dw0.get())
+    }
+
+    /// Sets Host Behavior Support (Base 2.1 §5.1.25.1.14), for instance to enable a format of Copy.
+    ///
+    /// # Errors
+    /// [`HostError`], with the status if the controller rejects it.
+    pub fn set_host_behavior(&mut self, behavior: &HostBehavior) -> Result<(), HostError> {
+        let sqe = Sqe::set_feature(FeatureId::HOST_BEHAVIOR, 0, 0);
+        let transfer = Transfer::Write(behavior.as_bytes().to_vec());
+        self.admin.execute("Set Features", sqe, transfer).map(drop)
     }
 
     /// Requests `wanted` I/O queues. Returns the number granted, at most `wanted` (Base 2.1

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use hugemem::{Lease, Pool};
-use nvme_spec::command::{DATASET_RANGES_MAX, DatasetRange, WriteZeroesControl};
+use nvme_spec::command::{CopyRange, DatasetRange, WriteZeroesControl};
 use nvme_spec::fabrics::ConnectAttributes;
 use nvme_spec::{Sqe, zero_based_u16};
 use zerocopy::IntoBytes;
@@ -234,22 +234,58 @@ impl IoQueue {
         ranges: &[DatasetRange],
         token: u64,
     ) -> Result<(), Refused<Lease>> {
-        let count = ranges.len();
-        let Some(nr_z) = count.checked_sub(1).filter(|_| count <= DATASET_RANGES_MAX) else {
-            return Err(Refused {
-                refusal: Refusal::Length,
-                data: None,
-            });
-        };
-        let Some(mut list) = self.pool.take(size_of_val(ranges)) else {
-            return Err(Refused {
-                refusal: Refusal::NoMemory,
-                data: None,
-            });
-        };
-        list.copy_from_slice(ranges.as_bytes());
-        let sqe = Sqe::deallocate(nsid, nr_z as u8);
+        let (nr_z, list) = self.range_list(ranges.len(), ranges.as_bytes())?;
+        let sqe = Sqe::deallocate(nsid, nr_z);
         self.submit(sqe, Transfer::Write(list), token).map(|_| ())
+    }
+
+    /// Copies 1 to 256 source ranges of the namespace `nsid` to its blocks from `sdlba` on. Their list
+    /// uses a lease of the pool, which the completion returns.
+    ///
+    /// # Errors
+    /// [`Refused`]; [`Refusal::NoMemory`] if the pool has no free lease.
+    pub fn submit_copy(
+        &mut self,
+        nsid: u32,
+        sdlba: u64,
+        ranges: &[CopyRange],
+        token: u64,
+    ) -> Result<(), Refused<Lease>> {
+        let (nr_z, list) = self.range_list(ranges.len(), ranges.as_bytes())?;
+        let sqe = Sqe::copy_ranges(nsid, sdlba, nr_z);
+        self.submit(sqe, Transfer::Write(list), token).map(|_| ())
+    }
+
+    /// Copies 1 to 256 source ranges, each of which names its namespace, to the blocks from `sdlba` on
+    /// of the namespace `nsid`, as [`submit_copy`](Self::submit_copy) does. The format has to be
+    /// enabled ([`Controller::set_host_behavior`](crate::Controller::set_host_behavior)).
+    ///
+    /// # Errors
+    /// [`Refused`]; [`Refusal::NoMemory`] if the pool has no free lease.
+    pub fn submit_copy_from_namespaces(
+        &mut self,
+        nsid: u32,
+        sdlba: u64,
+        ranges: &[CopyRange],
+        token: u64,
+    ) -> Result<(), Refused<Lease>> {
+        let (nr_z, list) = self.range_list(ranges.len(), ranges.as_bytes())?;
+        let sqe = Sqe::copy_from_namespaces(nsid, sdlba, nr_z);
+        self.submit(sqe, Transfer::Write(list), token).map(|_| ())
+    }
+
+    /// A lease with a list of 1 to 256 ranges, and their zero-based number.
+    fn range_list(&self, count: usize, list: &[u8]) -> Result<(u8, Lease), Refused<Lease>> {
+        let refused = |refusal| Refused {
+            refusal,
+            data: None,
+        };
+        let nr_z = count.checked_sub(1).and_then(|it| u8::try_from(it).ok());
+        let nr_z = nr_z.ok_or_else(|| refused(Refusal::Length))?;
+        let lease = self.pool.take(list.len());
+        let mut lease = lease.ok_or_else(|| refused(Refusal::NoMemory))?;
+        lease.copy_from_slice(list);
+        Ok((nr_z, lease))
     }
 
     /// Queues any command and sets its identifier and data pointer. Returns the identifier.

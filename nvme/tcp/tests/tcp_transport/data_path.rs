@@ -6,8 +6,10 @@ use std::time::Duration;
 use crate::harness::{BLOCK_BYTES, HOST, LIMIT, NAMESPACE_BYTES, NQN, Server, Setup, namespace};
 use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
 use nvme_host::{ConnectOptions, Controller, HostIdentity, IoQueue};
+use nvme_spec::Status;
+use nvme_spec::command::CopyRange;
 use nvme_spec::event::AsyncEvent;
-use nvme_spec::features::{AsyncEventConfiguration, FeatureId};
+use nvme_spec::features::{AsyncEventConfiguration, CopyFormatsEnabled, FeatureId, HostBehavior};
 use nvme_target::DeviceIndex;
 
 fn pool() -> Pool {
@@ -183,6 +185,57 @@ fn a_silent_host_is_closed_by_its_keep_alive_and_traffic_keeps_it() {
     server.await_that("the silent host is gone", |server| {
         server.count(|counters| counters.connections.get()) == 0
     });
+    drop((queue, controller));
+    server.stop();
+}
+
+/// NVM 1.1 §3.3.2.4, with and without the format enabled, and a list that names a namespace that does
+/// not exist.
+#[test]
+fn blocks_are_copied_across_namespaces() {
+    let server = Server::start(Setup::default());
+    let (device, disk) = server.target.devices().remove(0);
+    let second = nvme_target::NamespaceConfig {
+        nsid: 2,
+        device,
+        uuid: [5; 16],
+        nguid: [6; 16],
+        eui64: [8; 8],
+        ..namespace(disk.geometry())
+    };
+    let changed = vec![namespace(disk.geometry()), second];
+    let changed = server.target.update_namespaces(NQN, changed);
+    changed.expect("a valid change");
+    let mut controller = Controller::connect(options(&server)).expect("it takes the host");
+    let mut queue = controller.open_io_queue(1, 32, pool()).expect("a queue");
+    round_trip(&mut queue, 8, 2 * BLOCK_BYTES, 3);
+    let copy = |queue: &mut IoQueue, snsid: u32| {
+        let ranges = [9, 8].map(|lba| CopyRange::of_namespace(snsid, lba, 0));
+        let sent = queue.submit_copy_from_namespaces(2, 40, &ranges, 7);
+        sent.expect("room in the queue");
+        let done = queue.wait_completion(LIMIT, "copy").expect("a response");
+        (done.status().with_more(false), done.cqe.dw0.get())
+    };
+    let refused = (Status::INVALID_FIELD.with_dnr(), 0);
+    assert_eq!(copy(&mut queue, 1), refused, "it is not enabled");
+    let mut behavior = HostBehavior::default();
+    behavior.cdfe = CopyFormatsEnabled::new().with_format_3(true);
+    assert!(controller.set_host_behavior(&behavior).is_err());
+    behavior.cdfe = CopyFormatsEnabled::new().with_format_2(true);
+    let enabled = controller.set_host_behavior(&behavior);
+    enabled.expect("it is supported");
+    assert_eq!(copy(&mut queue, 3), refused, "there is no namespace 3");
+    assert!(queue.submit_copy_from_namespaces(2, 0, &[], 7).is_err());
+    assert_eq!(copy(&mut queue, 1), (Status::SUCCESS, 0));
+    let read = |queue: &mut IoQueue, lba: u64| {
+        let data = queue.pool().take(BLOCK_BYTES).expect("memory");
+        queue.submit_read(2, lba, 1, data, 2).expect("room");
+        let read = queue.wait_completion(LIMIT, "read").expect("a response");
+        read.data.expect("the lease comes back").to_vec()
+    };
+    let blocks = [8, 9, 40, 41].map(|lba| read(&mut queue, lba));
+    assert_ne!(blocks[0], blocks[1]);
+    assert_eq!((&blocks[2], &blocks[3]), (&blocks[1], &blocks[0]));
     drop((queue, controller));
     server.stop();
 }
