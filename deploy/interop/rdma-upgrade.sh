@@ -79,6 +79,9 @@ over_rdma
 ram=$(attach "$INTEROP_NQN" $host_a $id_a -i 4 --reconnect-delay=1 --ctrl-loss-tmo=300)
 controller=$(controllers)
 say "over TCP $vol, over RDMA $ram"
+transports=$(windlass status --json --socket $control | jq -c '[.hosts[] | [.export, .transport]] | sort')
+say "$transports"
+[ "$transports" = "[[\"$INTEROP_NQN\",\"rdma\"],[\"$other\",\"tcp\"]]" ] || fail "the status confuses the transports"
 told=$(windlass upgrade --dry-run --socket $control)
 say "$told"
 grep -qF "1 host(s) over RDMA are disconnected and connect again" <<< "$told" || fail "not said"

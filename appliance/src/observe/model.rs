@@ -453,7 +453,7 @@ pub(crate) struct HostStatus {
     pub(crate) kind: ControllerKind,
     /// Where the controller stands, in one word.
     pub(crate) state: String,
-    /// None where it is not known.
+    /// That of the listener at which the host has connected; none if it was removed since.
     pub(crate) transport: Option<String>,
     /// The host's address; none where it is not known.
     pub(crate) address: Option<String>,

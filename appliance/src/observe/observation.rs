@@ -11,7 +11,7 @@ use files_server::ShareCounters;
 use files_tcp::VolumeLevels;
 use hugemem::ArenaCounters;
 use nvme_target::{
-    DeviceIndex, KeyUse, PaceSnapshot, RateLimitSnapshot, TargetLatency, TargetSnapshot,
+    DeviceIndex, KeyUse, PaceSnapshot, PortId, RateLimitSnapshot, TargetLatency, TargetSnapshot,
     TargetStatuses,
 };
 use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
@@ -39,6 +39,8 @@ pub(crate) struct Observation {
     pub(crate) config_path: Option<PathBuf>,
     /// The bound address of each listener of the configuration.
     pub(crate) addresses: Vec<Option<String>>,
+    /// The port of each listener, in the same order.
+    pub(crate) ports: Vec<Option<PortId>>,
     pub(crate) target: TargetSnapshot,
     /// The time of the reactors' clock.
     pub(crate) now: Nanos,
@@ -185,6 +187,11 @@ impl Observation {
             uptime: sources.started.elapsed(),
             start_took: sources.start_took,
             config_path: sources.config_path.clone(),
+            ports: config
+                .listeners
+                .iter()
+                .map(|listener| Some(ports.get(&listener.name)?.id))
+                .collect(),
             addresses: config
                 .listeners
                 .iter()

@@ -6,8 +6,8 @@ use std::time::UNIX_EPOCH;
 use appliance_config::{Config, Device, Export, Key, Listener, Name};
 use block::{Damage, Health, HealthState, HealthWarnings};
 use nvme_target::{
-    ControllerSnapshot, ControllerState, IoTotals, QueueAuthentication, QueueChannel, Stage,
-    StatusCounts,
+    ControllerSnapshot, ControllerState, IoTotals, PortId, QueueAuthentication, QueueChannel,
+    Stage, StatusCounts,
 };
 use reactors::Nanos;
 
@@ -248,8 +248,9 @@ impl Observation {
     }
 
     fn host(&self, controller: &ControllerSnapshot) -> HostStatus {
-        let mut transports = self.transports.iter().map(|(name, _)| (*name).to_owned());
-        let only = transports.next().filter(|_| transports.next().is_none());
+        let is_its = |port: &Option<PortId>| *port == Some(controller.port);
+        let listener = self.ports.iter().position(is_its);
+        let listener = listener.and_then(|place| self.config.listeners.get(place));
         let hexadecimal = controller.host_id.iter().map(|byte| format!("{byte:02x}"));
         HostStatus {
             nqn: controller.host_nqn.clone(),
@@ -261,7 +262,7 @@ impl Observation {
                 nvme_target::ControllerKind::Discovery => ControllerKind::Discovery,
             },
             state: controller_state(controller.state).to_owned(),
-            transport: only,
+            transport: listener.map(|it| it.transport.word().to_owned()),
             address: None,
             authentication: controller
                 .authentication
