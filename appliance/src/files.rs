@@ -20,7 +20,7 @@ use files_server::{
 use files_store::{InodeId, ShareId, Time, VolatileOptions};
 use files_tcp::{
     DeviceOfVolume, FileMessage, FilePoller, FileService, FileServiceOptions, RecordStore,
-    ServiceCounters, VolumeLevels,
+    ServiceCounters, Sockets, VolumeLevels, system_time,
 };
 use hugemem::{Arena, Pool};
 use reactors::ring::Receiver;
@@ -238,7 +238,8 @@ impl Service for Files {
             devices: own.devices,
             set: Rc::clone(parts.devices.set()),
             pool: Arena::pool(&parts.arena, WAITERS_MAX),
-            listeners: own.listeners,
+            network: Sockets::new(own.listeners)?,
+            time_of_day: system_time,
             records: own.records.map(|it| Box::new(it) as Box<dyn RecordStore>),
             counters: Arc::clone(&self.service),
             messages: Some(own.messages),

@@ -1,15 +1,15 @@
 //! A connection: the records that it receives and the replies that it sends.
 
 use std::collections::VecDeque;
-use std::io::{self, Write as _};
-use std::net::{IpAddr, TcpStream};
+use std::io::{self, Write};
+use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
 use hugemem::Pool;
-use rustix::event::epoll::EventFlags;
 
 use crate::job::{JobKey, Jobs};
 use crate::limits::{REQUESTS_PER_CONNECTION_MAX, SLICES_MAX};
+use crate::network::Interest;
 use crate::receiver::Receiver;
 
 /// Identifies a connection.
@@ -26,7 +26,7 @@ impl ConnectionKey {
         generation: 0,
     };
 
-    /// The data of its events.
+    /// The number of its events.
     pub(crate) fn to_u64(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
@@ -41,8 +41,8 @@ impl ConnectionKey {
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct Connection {
-    pub(crate) stream: TcpStream,
+pub(crate) struct Connection<S> {
+    pub(crate) stream: S,
     /// The address of the client.
     pub(crate) client: IpAddr,
     pub(crate) receiver: Receiver,
@@ -55,7 +55,7 @@ pub(crate) struct Connection {
     /// Bytes of memory that reads hold until they are sent.
     pub(crate) held_bytes: usize,
     /// The events that are watched.
-    pub(crate) interest: EventFlags,
+    pub(crate) interest: Interest,
     /// Whether the socket has no room for more.
     pub(crate) is_blocked: bool,
     /// Whether its replies lend memory of devices while they cannot be sent.
@@ -64,8 +64,8 @@ pub(crate) struct Connection {
     pub(crate) active_ms: u64,
 }
 
-impl Connection {
-    pub(crate) fn new(stream: TcpStream, client: IpAddr, now_ms: u64) -> Self {
+impl<S> Connection<S> {
+    pub(crate) fn new(stream: S, client: IpAddr, now_ms: u64) -> Self {
         Self {
             stream,
             client,
@@ -74,7 +74,7 @@ impl Connection {
             sent: 0,
             requests: 0,
             held_bytes: 0,
-            interest: EventFlags::IN,
+            interest: Interest::READABLE,
             is_blocked: false,
             is_lending: false,
             active_ms: now_ms,
@@ -118,7 +118,10 @@ impl Connection {
     ///
     /// # Errors
     /// The socket's error: the connection must be closed.
-    pub(crate) fn send(&mut self, jobs: &mut Jobs, now_ms: u64) -> io::Result<usize> {
+    pub(crate) fn send(&mut self, jobs: &mut Jobs, now_ms: u64) -> io::Result<usize>
+    where
+        S: Write,
+    {
         self.is_blocked = false;
         let mut replies = 0;
         while self.has_outgoing() {
@@ -174,24 +177,33 @@ impl Connection {
 }
 
 #[derive(Debug)]
-struct Place {
+struct Place<S> {
     generation: u32,
-    connection: Option<Connection>,
+    connection: Option<Connection<S>>,
 }
 
 /// The connections, by keys with generations.
-#[derive(Debug, Default)]
-pub(crate) struct Connections {
-    places: Vec<Place>,
+#[derive(Debug)]
+pub(crate) struct Connections<S> {
+    places: Vec<Place<S>>,
     free: Vec<u32>,
 }
 
-impl Connections {
+impl<S> Default for Connections<S> {
+    fn default() -> Self {
+        Self {
+            places: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+}
+
+impl<S> Connections<S> {
     pub(crate) fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    pub(crate) fn insert(&mut self, connection: Connection) -> ConnectionKey {
+    pub(crate) fn insert(&mut self, connection: Connection<S>) -> ConnectionKey {
         let index = self.free.pop().unwrap_or_else(|| {
             self.places.push(Place {
                 generation: 0,
@@ -207,7 +219,7 @@ impl Connections {
         }
     }
 
-    pub(crate) fn get_mut(&mut self, key: ConnectionKey) -> Option<&mut Connection> {
+    pub(crate) fn get_mut(&mut self, key: ConnectionKey) -> Option<&mut Connection<S>> {
         let place = self.places.get_mut(key.index as usize)?;
         match place.generation == key.generation {
             true => place.connection.as_mut(),
@@ -215,7 +227,7 @@ impl Connections {
         }
     }
 
-    pub(crate) fn remove(&mut self, key: ConnectionKey) -> Option<Connection> {
+    pub(crate) fn remove(&mut self, key: ConnectionKey) -> Option<Connection<S>> {
         self.get_mut(key)?;
         let place = &mut self.places[key.index as usize];
         place.generation = place.generation.wrapping_add(1);
@@ -226,7 +238,7 @@ impl Connections {
     pub(crate) fn keys(&self) -> Vec<ConnectionKey> {
         let places = self.places.iter().enumerate();
         let used = places.filter(|(_, place)| place.connection.is_some());
-        let key = |(index, place): (usize, &Place)| ConnectionKey {
+        let key = |(index, place): (usize, &Place<S>)| ConnectionKey {
             index: index as u32,
             generation: place.generation,
         };

@@ -11,6 +11,7 @@
 mod connection;
 mod job;
 pub mod limits;
+mod network;
 mod observed;
 mod poller;
 mod receiver;
@@ -19,6 +20,7 @@ pub mod stored;
 mod transfer;
 mod volume_requests;
 
+pub use network::{Interest, Network, Ready, Sockets};
 pub use observed::{FileMessage, ServiceCounters, VolumeLevels};
 pub use poller::FilePoller;
-pub use service::{DeviceOfVolume, FileService, FileServiceOptions, RecordStore};
+pub use service::{DeviceOfVolume, FileService, FileServiceOptions, RecordStore, system_time};

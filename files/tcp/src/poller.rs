@@ -1,18 +1,15 @@
 //! The poller of the service: receives and executes in `poll`, sends in `flush`.
 
 use std::cell::RefCell;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use reactors::{Nanos, Poller, Progress, StopState};
-use rustix::event::Timespec;
-use rustix::event::epoll::{self, EventFlags};
 
 use crate::connection::ConnectionKey;
-use crate::service::{FileService, LISTENERS, RECORDS};
+use crate::network::{EVENTS_MAX, Network, Ready, Sockets};
+use crate::service::FileService;
 
-/// Events taken from epoll at once.
-const EVENTS_MAX: usize = 64;
 /// How often replies are sent in one turn: those that are sent make room for requests, whose replies
 /// may be complete at once.
 const FLUSHES_PER_TURN_MAX: usize = 2;
@@ -20,70 +17,56 @@ const FLUSHES_PER_TURN_MAX: usize = 2;
 const RETRY_INTERVAL: Nanos = Nanos::from_micros(200);
 
 /// Polls the connections of a [`FileService`]. Register it before the devices' poller.
-pub struct FilePoller {
-    service: Rc<RefCell<FileService>>,
-    events: Vec<epoll::Event>,
+pub struct FilePoller<N: Network = Sockets> {
+    service: Rc<RefCell<FileService<N>>>,
+    ready: Vec<Ready>,
     polled_at: Nanos,
     /// Descriptor of the service's events.
-    source: std::os::fd::OwnedFd,
+    source: Option<OwnedFd>,
 }
 
-impl FilePoller {
+impl<N: Network> FilePoller<N> {
     /// The poller of a service.
     ///
     /// # Errors
     /// The system provides no further descriptor.
-    pub fn new(service: Rc<RefCell<FileService>>) -> std::io::Result<Self> {
-        let source = service.borrow().epoll().try_clone_to_owned()?;
+    pub fn new(service: Rc<RefCell<FileService<N>>>) -> std::io::Result<Self> {
+        let source = service.borrow().wake_source()?;
         Ok(Self {
             service,
-            events: Vec::with_capacity(EVENTS_MAX),
+            ready: Vec::with_capacity(EVENTS_MAX),
             polled_at: Nanos::ZERO,
             source,
         })
     }
-
-    fn poll_events(&mut self) {
-        self.events.clear();
-        let no_wait = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let buffer = rustix::buffer::spare_capacity(&mut self.events);
-        match epoll::wait(&self.source, buffer, Some(&no_wait)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => tracing::error!(%error, "epoll failed"),
-        }
-    }
 }
 
-impl Poller for FilePoller {
+impl<N: Network> Poller for FilePoller<N> {
     fn name(&self) -> &str {
         "files"
     }
 
     fn poll(&mut self, now: Nanos) -> Progress {
         self.polled_at = now;
-        self.poll_events();
         let mut service = self.service.borrow_mut();
+        service.poll_network(&mut self.ready);
         service.tick(now);
         let mut work = service.carry_out_messages(now);
-        for event in &self.events {
-            let epoll::Event { flags, data } = *event;
-            if data.u64() == LISTENERS {
-                work += service.accept(now);
-                continue;
-            }
-            if data.u64() == RECORDS {
-                service.clear_records_signal();
-                work += 1;
-                continue;
-            }
-            let key = ConnectionKey::from_u64(data.u64());
-            if flags.contains(EventFlags::OUT) {
-                service.send_to(key, now);
-            }
-            work += 1 + service.receive(key, now);
+        for ready in &self.ready {
+            work += match *ready {
+                Ready::Listeners => service.accept(now),
+                Ready::Signal => {
+                    service.clear_records_signal();
+                    1
+                }
+                Ready::Connection { number, writable } => {
+                    let key = ConnectionKey::from_u64(number);
+                    if writable {
+                        service.send_to(key, now);
+                    }
+                    1 + service.receive(key, now)
+                }
+            };
         }
         Progress::from_count(work)
     }
@@ -109,7 +92,7 @@ impl Poller for FilePoller {
     }
 
     fn wake_source(&self) -> Option<BorrowedFd<'_>> {
-        Some(std::os::fd::AsFd::as_fd(&self.source))
+        self.source.as_ref().map(|it| it.as_fd())
     }
 
     fn prepare_sleep(&mut self) -> bool {

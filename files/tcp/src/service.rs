@@ -3,8 +3,8 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::net::IpAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,11 +12,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use block::{ClientId, Completions, DeviceClient, DeviceSet};
 use files_server::{Now, Record, Resumption, Server, Step};
 use files_spec::xdr::Payload;
-use files_store::Volume;
+use files_store::{Time, Volume};
 use hugemem::Pool;
 use reactors::Nanos;
 use reactors::ring;
-use rustix::event::epoll;
 
 use crate::connection::{Connection, ConnectionKey, Connections};
 use crate::job::{Job, JobKey, Jobs};
@@ -25,14 +24,11 @@ use crate::limits::{
     READS_PER_TURN_MAX, RECORDS_BYTES_MAX, REQUESTS_MAX, REQUESTS_PER_CONNECTION_MAX,
     REQUESTS_PER_VOLUME_MAX, STALL_MS, TICK_MS, UNSENT_BYTES_MAX,
 };
+use crate::network::{Interest, Network, Ready, Sockets};
 use crate::observed::{FileMessage, ServiceCounters, VolumeLevels};
 use crate::receiver::{Received, Receiver};
 use crate::transfer::{Device, Next, Transfer};
 use crate::volume_requests::{VolumeRequests, volume_of_tag};
-
-/// Data of the events of all listeners, and of those of stored records.
-pub(crate) const LISTENERS: u64 = u64::MAX;
-pub(crate) const RECORDS: u64 = u64::MAX - 1;
 
 /// The device of a volume.
 #[derive(Clone, Debug)]
@@ -48,7 +44,7 @@ pub struct DeviceOfVolume {
 }
 
 /// What a service is made with.
-pub struct FileServiceOptions {
+pub struct FileServiceOptions<N = Sockets> {
     /// The protocol core.
     pub server: Server,
     /// The device of each of its volumes.
@@ -57,8 +53,10 @@ pub struct FileServiceOptions {
     pub set: Rc<DeviceSet>,
     /// Memory for data in flight.
     pub pool: Pool,
-    /// Where clients connect; they do not block.
-    pub listeners: Vec<TcpListener>,
+    /// Where clients connect.
+    pub network: N,
+    /// The time since 1970 at a time of the reactor's clock.
+    pub time_of_day: fn(Nanos) -> Time,
     /// Where the records of clients are stored, if the server keeps them.
     pub records: Option<Box<dyn RecordStore>>,
     /// What is counted.
@@ -99,15 +97,15 @@ enum Task {
 }
 
 /// The service.
-pub struct FileService {
+pub struct FileService<N: Network = Sockets> {
     id: ClientId,
     set: Rc<DeviceSet>,
     pool: Pool,
     server: Server,
     devices: Vec<Device>,
-    listeners: Vec<TcpListener>,
-    epoll: OwnedFd,
-    connections: Connections,
+    network: N,
+    time_of_day: fn(Nanos) -> Time,
+    connections: Connections<N::Stream>,
     jobs: Jobs,
     /// Jobs that wait for memory or for the replies of their connection.
     awaiting_memory: VecDeque<JobKey>,
@@ -143,21 +141,22 @@ pub struct FileService {
     messages: Option<ring::Receiver<FileMessage>>,
 }
 
-impl FileService {
+impl<N: Network> FileService<N> {
     /// A service without connections, which is registered as a client of the devices.
     ///
     /// # Errors
-    /// The system's, if epoll fails.
+    /// The network's, if it cannot report stored records.
     ///
     /// # Panics
     /// Panics if a volume has no device.
-    pub fn new(options: FileServiceOptions) -> io::Result<Self> {
+    pub fn new(options: FileServiceOptions<N>) -> io::Result<Self> {
         let FileServiceOptions {
             server,
             devices,
             set,
             pool,
-            listeners,
+            mut network,
+            time_of_day,
             records,
             counters,
             messages,
@@ -169,14 +168,8 @@ impl FileService {
             let bytes = it.transfer_bytes.min(transfer_max);
             Device::new(it.place, it.block_bytes, bytes)
         };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let data = epoll::EventData::new_u64(LISTENERS);
-        for listener in &listeners {
-            epoll::add(&epoll, listener, data, epoll::EventFlags::IN)?;
-        }
         if let Some(records) = &records {
-            let data = epoll::EventData::new_u64(RECORDS);
-            epoll::add(&epoll, records.wake_source(), data, epoll::EventFlags::IN)?;
+            network.add_signal(records.wake_source())?;
         }
         let levels = devices.iter().map(|it| Arc::clone(&it.levels)).collect();
         let devices: Vec<Device> = devices.iter().map(device).collect();
@@ -192,8 +185,8 @@ impl FileService {
             set,
             pool,
             server,
-            listeners,
-            epoll,
+            network,
+            time_of_day,
             connections: Connections::default(),
             jobs: Jobs::default(),
             awaiting_memory: VecDeque::with_capacity(REQUESTS_MAX),
@@ -208,7 +201,7 @@ impl FileService {
             next_tick_ms: 0,
             records,
             records_stored: 0,
-            time: time_of(Nanos::ZERO),
+            time: time_of(time_of_day, Nanos::ZERO),
             counters,
             levels,
             messages,
@@ -223,61 +216,52 @@ impl FileService {
         (self.connections.len(), self.jobs.len())
     }
 
-    pub(crate) fn epoll(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+    /// Another descriptor of the network's events, if it has one.
+    pub(crate) fn wake_source(&self) -> io::Result<Option<OwnedFd>> {
+        let source = self.network.wake_source();
+        source.map(|it| it.try_clone_to_owned()).transpose()
+    }
+
+    /// What is ready.
+    pub(crate) fn poll_network(&mut self, ready: &mut Vec<Ready>) {
+        self.network.poll(ready);
     }
 
     /// Accepts connections of all listeners. Those beyond the limit stay in the backlog.
     pub(crate) fn accept(&mut self, now: Nanos) -> usize {
         let mut accepted = 0;
-        for index in 0..self.listeners.len() {
+        for listener in 0..self.network.listeners() {
             for _ in 0..ACCEPTS_PER_TURN_MAX {
                 if self.connections.len() >= CONNECTIONS_MAX {
                     break;
                 }
-                let Ok((stream, address)) = self.listeners[index].accept() else {
+                let Some((stream, client)) = self.network.accept(listener) else {
                     break;
                 };
                 accepted += 1;
                 self.counters.connections_accepted.add(1);
-                self.begin_connection(stream, address.ip(), now);
+                self.begin_connection(stream, client, now);
             }
         }
         self.watch_listeners();
         accepted
     }
 
-    fn begin_connection(&mut self, stream: TcpStream, client: IpAddr, now: Nanos) {
-        let is_set = stream
-            .set_nonblocking(true)
-            .and_then(|()| stream.set_nodelay(true));
-        if is_set.is_err() {
-            return;
-        }
+    fn begin_connection(&mut self, stream: N::Stream, client: IpAddr, now: Nanos) {
         let connection = Connection::new(stream, client, now.as_millis());
         let key = self.connections.insert(connection);
-        let data = epoll::EventData::new_u64(key.to_u64());
-        let added = self.connections.get_mut(key).map(|it| {
-            let interest = epoll::EventFlags::IN;
-            epoll::add(&self.epoll, &it.stream, data, interest)
-        });
+        let network = &mut self.network;
+        let added = self.connections.get_mut(key);
+        let added = added.map(|it| network.add(&it.stream, key.to_u64()));
         if !matches!(added, Some(Ok(()))) {
             self.connections.remove(key);
         }
     }
 
     /// Watches the listeners while a connection can be accepted.
-    fn watch_listeners(&self) {
-        let interest = match self.connections.len() < CONNECTIONS_MAX {
-            true => epoll::EventFlags::IN,
-            false => epoll::EventFlags::empty(),
-        };
-        let data = epoll::EventData::new_u64(LISTENERS);
-        for listener in &self.listeners {
-            if let Err(error) = epoll::modify(&self.epoll, listener, data, interest) {
-                tracing::error!(%error, "a listener for files cannot be watched");
-            }
-        }
+    fn watch_listeners(&mut self) {
+        let has_room = self.connections.len() < CONNECTIONS_MAX;
+        self.network.watch_listeners(has_room);
     }
 
     /// Receives from a connection and executes its requests, up to the limits. Returns the number of
@@ -323,7 +307,7 @@ impl FileService {
     /// Whether a connection may begin another request.
     fn may_admit(&mut self, key: ConnectionKey) -> bool {
         let has_memory = self.jobs.record_bytes < RECORDS_BYTES_MAX;
-        let is_free = |it: &mut Connection| it.requests < REQUESTS_PER_CONNECTION_MAX;
+        let is_free = |it: &mut Connection<N::Stream>| it.requests < REQUESTS_PER_CONNECTION_MAX;
         let is_free = self.connections.get_mut(key).is_some_and(is_free);
         has_memory && is_free && !self.is_stopping
     }
@@ -458,9 +442,14 @@ impl FileService {
     /// The time, to a millisecond.
     fn time(&mut self, now: Nanos) -> Now {
         if self.time.monotonic_ms != now.as_millis() {
-            self.time = time_of(now);
+            self.time = self.time_now(now);
         }
         self.time
+    }
+
+    /// The time of both clocks.
+    fn time_now(&self, now: Nanos) -> Now {
+        time_of(self.time_of_day, now)
     }
 
     /// What a step asks for.
@@ -745,15 +734,17 @@ impl FileService {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
         };
-        let mut interest = epoll::EventFlags::empty();
-        interest.set(epoll::EventFlags::IN, may_admit);
-        interest.set(epoll::EventFlags::OUT, connection.is_blocked);
+        let interest = Interest {
+            readable: may_admit,
+            writable: connection.is_blocked,
+        };
         if interest == connection.interest {
             return;
         }
         connection.interest = interest;
-        let data = epoll::EventData::new_u64(key.to_u64());
-        if epoll::modify(&self.epoll, &connection.stream, data, interest).is_err() {
+        let network = &mut self.network;
+        let watched = network.watch(&connection.stream, key.to_u64(), interest);
+        if watched.is_err() {
             self.close(key);
         }
     }
@@ -775,14 +766,15 @@ impl FileService {
             return;
         }
         self.next_tick_ms = now_ms + TICK_MS;
-        self.server.tick(&time_of(now));
+        let time = self.time_now(now);
+        self.server.tick(&time);
         self.has_volume_requests = true;
         for key in self.connections.keys() {
             let Some(connection) = self.connections.get_mut(key) else {
                 continue;
             };
-            let awaits_record = connection.receiver.is_within_record()
-                && connection.interest.contains(epoll::EventFlags::IN);
+            let awaits_record =
+                connection.receiver.is_within_record() && connection.interest.readable;
             let silent = now_ms.saturating_sub(connection.active_ms);
             if (connection.is_blocked || awaits_record) && silent > STALL_MS {
                 self.close(key);
@@ -811,7 +803,7 @@ impl FileService {
             // A response without a receiver is not needed.
             let _ = match message {
                 FileMessage::Clients { reply } => {
-                    reply.send(self.server.clients(&time_of(now))).is_ok()
+                    reply.send(self.server.clients(&self.time_now(now))).is_ok()
                 }
                 FileMessage::Evict { number, reply } => {
                     let is_evicted = self.server.evict_client(number);
@@ -821,7 +813,8 @@ impl FileService {
                     reply.send(is_evicted).is_ok()
                 }
                 FileMessage::SetShares { shares, reply } => {
-                    self.server.set_shares(shares, &time_of(now));
+                    let time = self.time_now(now);
+                    self.server.set_shares(shares, &time);
                     self.has_volume_requests = true;
                     self.has_progress = true;
                     reply.send(()).is_ok()
@@ -839,7 +832,7 @@ impl FileService {
     /// Executes records that have arrived before a limit was reached.
     fn receive_waiting(&mut self, key: ConnectionKey, now: Nanos) {
         let connection = self.connections.get_mut(key);
-        let is_paused = connection.is_some_and(|it| !it.interest.contains(epoll::EventFlags::IN));
+        let is_paused = connection.is_some_and(|it| !it.interest.readable);
         if is_paused && self.may_admit(key) {
             self.receive(key, now);
         }
@@ -867,7 +860,7 @@ impl FileService {
     /// Ends all connections. Returns the number of requests that are still executed.
     pub(crate) fn end(&mut self) -> usize {
         self.is_stopping = true;
-        self.listeners.clear();
+        self.network.close_listeners();
         for key in self.connections.keys() {
             self.close(key);
         }
@@ -875,7 +868,7 @@ impl FileService {
     }
 }
 
-impl DeviceClient for FileService {
+impl<N: Network> DeviceClient for FileService<N> {
     fn id(&self) -> ClientId {
         self.id
     }
@@ -942,16 +935,22 @@ impl DeviceClient for FileService {
     }
 }
 
-/// The time of the reactor's clock, with the time of day.
-fn time_of(now: Nanos) -> Now {
+/// The time of day of the system's clock.
+#[must_use]
+pub fn system_time(_: Nanos) -> Time {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
+    Time {
+        seconds: since.as_secs() as i64,
+        nanoseconds: since.subsec_nanos(),
+    }
+}
+
+/// The time of the reactor's clock, with the time of day.
+fn time_of(time_of_day: fn(Nanos) -> Time, now: Nanos) -> Now {
     Now {
         monotonic_ms: now.as_millis(),
-        time: files_store::Time {
-            seconds: since.as_secs() as i64,
-            nanoseconds: since.subsec_nanos(),
-        },
+        time: time_of_day(now),
     }
 }

@@ -22,7 +22,8 @@ use files_spec::types::{CreateType, StateId};
 use files_spec::xdr::Opaque;
 use files_store::{FormatOptions, InodeId, ShareId, Time, Uuid, VolatileOptions, Volume};
 use files_tcp::{
-    DeviceOfVolume, FilePoller, FileService, FileServiceOptions, ServiceCounters, stored,
+    DeviceOfVolume, FilePoller, FileService, FileServiceOptions, ServiceCounters, Sockets, stored,
+    system_time,
 };
 use hugemem::allocation_counter::allocations_on_this_thread;
 use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
@@ -174,7 +175,8 @@ impl Rig {
             }],
             set,
             pool,
-            listeners: vec![listener],
+            network: Sockets::new(vec![listener]).map_err(|error| setup("epoll", &error))?,
+            time_of_day: system_time,
             records: None,
             counters: Arc::clone(&counters),
             messages: None,

@@ -12,7 +12,8 @@ use block::{Device, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions, Reacto
 use files_server::{Clients, Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
 use files_store::{InodeId, ShareId, Time, Uuid, VolatileOptions, Volume};
 use files_tcp::{
-    DeviceOfVolume, FilePoller, FileService, FileServiceOptions, ServiceCounters, VolumeLevels,
+    DeviceOfVolume, FilePoller, FileService, FileServiceOptions, ServiceCounters, Sockets,
+    VolumeLevels, system_time,
 };
 use hugemem::PagePolicy;
 use reactors::{Nanos, Poller as _, StopState};
@@ -170,7 +171,8 @@ fn serve(
         }],
         set,
         pool: arena.pool(16),
-        listeners: vec![listener],
+        network: Sockets::new(vec![listener]).expect("epoll"),
+        time_of_day: system_time,
         records: None,
         counters,
         messages: None,
