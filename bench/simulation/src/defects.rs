@@ -12,7 +12,8 @@
 //! ```
 //!
 //! `Found by` names a test program and its test. A defect without that line must be found by the
-//! simulation.
+//! simulation: by that of NVMe over Fabrics, or by the one that a line such as `Scenario: files`
+//! names.
 
 mod switch;
 
@@ -22,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 use crate::judge::Violation;
 use crate::run::Failure;
-use crate::swarm::Limits;
+use crate::swarm::{Limits, Scenario};
 pub use switch::IS_PLANTED;
 
 /// A planted defect must be found within so many seeds, beginning with seed 0.
@@ -40,6 +41,8 @@ pub struct Defect {
     pub what: String,
     /// The test that must find it; none where the simulation must.
     pub test: Option<Test>,
+    /// What the simulation runs to find it.
+    pub scenario: Scenario,
 }
 
 /// A test that fails with a defect.
@@ -116,6 +119,7 @@ pub fn describe(patch: &str) -> Result<Vec<Defect>, String> {
                 name: value.to_owned(),
                 what: String::new(),
                 test: None,
+                scenario: Scenario::default(),
             });
             continue;
         }
@@ -123,6 +127,7 @@ pub fn describe(patch: &str) -> Result<Vec<Defect>, String> {
         let defect = defect.ok_or_else(|| format!("{line:?} belongs to no defect"))?;
         match key {
             "Wrong" => value.clone_into(&mut defect.what),
+            "Scenario" => defect.scenario = value.parse()?,
             "Found by" => {
                 let (program, name) = value
                     .split_once(' ')
@@ -214,7 +219,10 @@ pub fn page(findings: &[Finding], tested: &[Defect]) -> String {
         \n\
         | defect | what is wrong | test |\n\
         |---|---|---|\n";
-    for Defect { name, what, test } in tested {
+    for Defect {
+        name, what, test, ..
+    } in tested
+    {
         if let Some(test) = test {
             page += &format!("| {name} | {what} | `{test}` |\n");
         }
@@ -226,7 +234,10 @@ pub fn page(findings: &[Finding], tested: &[Defect]) -> String {
 #[must_use]
 pub fn look_for(defect: Defect) -> Finding {
     switch::plant(&defect.name);
-    let limits = Limits::default();
+    let limits = Limits {
+        scenario: defect.scenario,
+        ..Limits::default()
+    };
     let failure = (0..SEEDS_MAX).find_map(|seed| crate::run::run(seed, &limits).failure);
     switch::plant("");
     Finding { defect, failure }
@@ -242,6 +253,7 @@ Wrong: a: b
 
 Defect: another
 Wrong: c
+Scenario: files
 Found by: fairness a_test
 
 diff --git a/x b/x
@@ -256,6 +268,8 @@ diff --git a/x b/x
         };
         assert_eq!((&*one.name, &*one.what), ("one", "a: b"));
         assert_eq!(one.test, None);
+        assert_eq!(one.scenario, Scenario::Fabrics);
+        assert_eq!(another.scenario, Scenario::Files);
         let test = another.test.as_ref().map(Test::to_string);
         assert_eq!(test.as_deref(), Some("fairness a_test"));
     }
@@ -266,6 +280,7 @@ diff --git a/x b/x
         assert!(describe("Wrong: one\n").is_err());
         assert!(describe("Defect: one\nWrong: a\nFound by: nothing\n").is_err());
         assert!(describe("Defect: one\nWrong: a\nSeen by: b c\n").is_err());
+        assert!(describe("Defect: one\nWrong: a\nScenario: unknown\n").is_err());
     }
 
     #[test]

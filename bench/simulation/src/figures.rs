@@ -68,6 +68,47 @@ pub struct Figures {
     pub rates_judged: u64,
     /// Number of occurrences of each fault.
     pub faults: BTreeMap<Fault, u64>,
+    /// Counters of the file service.
+    pub files: FileFigures,
+}
+
+/// Counters of runs of the file service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileFigures {
+    /// Runs.
+    pub seeds: u64,
+    /// Events.
+    pub events: u64,
+    /// Answered operations.
+    pub operations: u64,
+    /// Repetitions of answered requests that were answered.
+    pub repeated: u64,
+    /// Bytes of files that were compared.
+    pub bytes_judged: u64,
+    /// Ends of the server.
+    pub kills: u64,
+}
+
+impl FileFigures {
+    fn add(&mut self, other: &Self) {
+        self.seeds += other.seeds;
+        self.events += other.events;
+        self.operations += other.operations;
+        self.repeated += other.repeated;
+        self.bytes_judged += other.bytes_judged;
+        self.kills += other.kills;
+    }
+}
+
+impl fmt::Display for FileFigures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "files: {} seeds, {} events, {} operations, {} repetitions answered, {} bytes judged, \
+             the server was killed {} times",
+            self.seeds, self.events, self.operations, self.repeated, self.bytes_judged, self.kills
+        )
+    }
 }
 
 impl Figures {
@@ -115,11 +156,15 @@ impl Figures {
         for (fault, times) in &other.faults {
             self.faults(*fault, *times);
         }
+        self.files.add(&other.files);
     }
 }
 
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.files.seeds > 0 {
+            writeln!(f, "{}", self.files)?;
+        }
         writeln!(
             f,
             "{} seeds, {} events, {:.0} s of virtual time",

@@ -23,6 +23,7 @@ pub mod fairness;
 pub mod faults;
 pub mod figures;
 pub mod file_disk;
+pub mod files;
 pub mod history;
 pub mod host;
 pub mod identity;

@@ -15,7 +15,7 @@ use simulation::defects::{Defect, IS_PLANTED, look_for, page as page_of};
 use simulation::faults::Fault;
 use simulation::figures::Figures;
 use simulation::run::{self, Failure};
-use simulation::swarm::Limits;
+use simulation::swarm::{Limits, Scenario};
 use simulation::trace::LINES_DEFAULT;
 
 /// Seeds that run by default.
@@ -52,6 +52,9 @@ struct Arguments {
     /// List the planted defects that tests must detect: name, program and test, one per line.
     #[arg(long)]
     tested: bool,
+    /// Simulate only this: fabrics or files. Otherwise, each seed simulates both.
+    #[arg(long)]
+    scenario: Option<Scenario>,
     /// Cut every run to this many events.
     #[arg(long)]
     events: Option<u64>,
@@ -89,6 +92,7 @@ impl FromStr for Seeds {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let limits = Limits {
+        scenario: arguments.scenario.unwrap_or_default(),
         events: arguments.events,
         hosts: arguments.hosts,
         without: arguments.without.iter().copied().collect(),
@@ -102,7 +106,10 @@ fn main() -> ExitCode {
         return defects(page, &arguments.only);
     }
     if let Some(seed) = arguments.seed {
-        return one(seed, &limits, arguments.story);
+        return scenarios(arguments.scenario, &limits)
+            .map(|limits| one(seed, &limits, arguments.story))
+            .find(|code| *code != ExitCode::SUCCESS)
+            .unwrap_or(ExitCode::SUCCESS);
     }
     let minutes = arguments
         .hours
@@ -123,7 +130,18 @@ fn main() -> ExitCode {
         .zip(0..count)
         .map(|(seed, _)| seed)
         .take_while(|_| end.is_none_or(|end| Instant::now() < end));
+    let limits: Vec<Limits> = scenarios(arguments.scenario, &limits).collect();
     many(fixed.chain(random), began, &limits)
+}
+
+/// The limits of a seed's runs: one for each scenario.
+fn scenarios(only: Option<Scenario>, limits: &Limits) -> impl Iterator<Item = Limits> {
+    let chosen = Scenario::ALL.into_iter();
+    let chosen = chosen.filter(move |it| only.is_none_or(|only| only == *it));
+    chosen.map(|scenario| Limits {
+        scenario,
+        ..limits.clone()
+    })
 }
 
 fn one(seed: u64, limits: &Limits, lines: usize) -> ExitCode {
@@ -226,7 +244,7 @@ fn time_of_day() -> u64 {
 }
 
 /// Runs seeds on every core until one fails or none is left.
-fn many(seeds: impl Iterator<Item = u64> + Send, began: Instant, limits: &Limits) -> ExitCode {
+fn many(seeds: impl Iterator<Item = u64> + Send, began: Instant, limits: &[Limits]) -> ExitCode {
     let next = Mutex::new(seeds);
     let found = Mutex::new((Figures::default(), None::<Failure>));
     let threads = on_every_core(|| {
@@ -235,11 +253,13 @@ fn many(seeds: impl Iterator<Item = u64> + Send, began: Instant, limits: &Limits
             let Some(seed) = seed.filter(|_| lock(&found).1.is_none()) else {
                 return;
             };
-            let outcome = run::run(seed, limits);
-            let (figures, failure) = &mut *lock(&found);
-            figures.add(&outcome.figures);
-            if failure.is_none() {
-                *failure = outcome.failure;
+            for limits in limits {
+                let outcome = run::run(seed, limits);
+                let (figures, failure) = &mut *lock(&found);
+                figures.add(&outcome.figures);
+                if failure.is_none() {
+                    *failure = outcome.failure;
+                }
             }
         }
     });

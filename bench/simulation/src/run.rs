@@ -8,8 +8,9 @@ use reactors::Nanos;
 
 use crate::faults::{Fault, Faults};
 use crate::figures::Figures;
+use crate::files::{FileSwarm, FileWorld};
 use crate::judge::Violation;
-use crate::swarm::{Limits, Swarm};
+use crate::swarm::{Limits, Scenario, Swarm};
 use crate::trace::LINES_DEFAULT;
 use crate::world::World;
 
@@ -42,6 +43,9 @@ impl Failure {
     #[must_use]
     pub fn command(&self) -> String {
         let mut command = format!("cargo xtask sim --seed {}", self.seed);
+        if self.limits.scenario != Scenario::default() {
+            command += &format!(" --scenario {}", self.limits.scenario.name());
+        }
         if let Some(events) = self.limits.events {
             command += &format!(" --events {events}");
         }
@@ -104,6 +108,56 @@ pub fn run(seed: u64, limits: &Limits) -> Outcome {
 /// Runs a seed. A failure contains the last `lines` lines of the trace.
 #[must_use]
 pub fn run_with_trace(seed: u64, limits: &Limits, lines: usize) -> Outcome {
+    match limits.scenario {
+        Scenario::Fabrics => run_fabrics(seed, limits, lines),
+        Scenario::Files => run_files(seed, limits, lines),
+    }
+}
+
+/// The last panic of this thread.
+fn last_panic() -> Violation {
+    let text = PANIC.with(|last| last.borrow_mut().take());
+    let text = text.unwrap_or_else(|| "a panic".to_owned());
+    Violation::Panic(text.replace('\n', " "))
+}
+
+fn run_files(seed: u64, limits: &Limits, lines: usize) -> Outcome {
+    let swarm = FileSwarm::of(seed, limits.events, limits.hosts);
+    let failure = |violation, event, at, story| Failure {
+        seed,
+        limits: limits.clone(),
+        violation,
+        event,
+        at,
+        faults: Faults::default(),
+        story,
+    };
+    let mut world = match FileWorld::new(seed, swarm) {
+        Ok(world) => world,
+        Err(error) => {
+            let violation = Violation::Rule(error);
+            return Outcome {
+                figures: Figures::default(),
+                hash: 0,
+                failure: Some(failure(violation, 0, Nanos::ZERO, Vec::new())),
+            };
+        }
+    };
+    world.trace.keep(lines);
+    let violation = match catch_unwind(AssertUnwindSafe(|| world.run())) {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(Violation::Rule(error)),
+        Err(_) => Some(last_panic()),
+    };
+    let story = world.trace.last_lines();
+    Outcome {
+        figures: world.figures(),
+        hash: world.trace.hash(),
+        failure: violation.map(|it| failure(it, world.event, world.time.now(), story)),
+    }
+}
+
+fn run_fabrics(seed: u64, limits: &Limits, lines: usize) -> Outcome {
     let mut world = World::new(seed, limits);
     world.env.trace.keep(lines);
     let ended = catch_unwind(AssertUnwindSafe(|| {
@@ -114,11 +168,7 @@ pub fn run_with_trace(seed: u64, limits: &Limits, lines: usize) -> Outcome {
     let violation = match &ended {
         Ok(Ok(())) => None,
         Ok(Err(violation)) => Some(violation.clone()),
-        Err(_) => {
-            let text = PANIC.with(|last| last.borrow_mut().take());
-            let text = text.unwrap_or_else(|| "a panic".to_owned());
-            Some(Violation::Panic(text.replace('\n', " ")))
-        }
+        Err(_) => Some(last_panic()),
     };
     let failure = violation.map(|violation| Failure {
         seed,
@@ -160,8 +210,18 @@ pub fn shrink(failure: Failure) -> Failure {
         ..smallest.limits.clone()
     };
     try_limits(&mut smallest, limits);
-    let swarm = Swarm::of(smallest.seed, &smallest.limits);
-    for hosts in 1..swarm.hosts.len() {
+    let (seed, limits) = (smallest.seed, smallest.limits.clone());
+    let (hosts, faults) = match limits.scenario {
+        Scenario::Fabrics => {
+            let swarm = Swarm::of(seed, &limits);
+            (swarm.hosts.len(), swarm.faults)
+        }
+        Scenario::Files => {
+            let swarm = FileSwarm::of(seed, limits.events, limits.hosts);
+            (swarm.clients, Faults::default())
+        }
+    };
+    for hosts in 1..hosts {
         let limits = Limits {
             hosts: Some(hosts),
             ..smallest.limits.clone()
@@ -170,7 +230,7 @@ pub fn shrink(failure: Failure) -> Failure {
             break;
         }
     }
-    for fault in swarm.faults.iter() {
+    for fault in faults.iter() {
         let limits = Limits {
             without: smallest.limits.without.with(fault),
             ..smallest.limits.clone()

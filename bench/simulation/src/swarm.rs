@@ -163,9 +163,44 @@ pub struct Swarm {
     pub key_files: Option<Arc<KeyFiles>>,
 }
 
+/// What a seed simulates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scenario {
+    /// NVMe over Fabrics, by the whole appliance.
+    #[default]
+    Fabrics,
+    /// The file service.
+    Files,
+}
+
+impl Scenario {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Fabrics, Self::Files];
+
+    /// The name, as an option.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fabrics => "fabrics",
+            Self::Files => "files",
+        }
+    }
+}
+
+impl std::str::FromStr for Scenario {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|it| it.name() == text);
+        found.ok_or_else(|| format!("{text:?} is neither fabrics nor files"))
+    }
+}
+
 /// Restrictions of a shrunk run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
+    /// What is simulated.
+    pub scenario: Scenario,
     /// Maximum number of events.
     pub events: Option<u64>,
     /// Maximum number of hosts.
@@ -670,6 +705,7 @@ mod tests {
     fn swarm_limits_affect_only_what_they_limit() {
         let whole = Swarm::of(7, &Limits::default());
         let limits = Limits {
+            scenario: Scenario::Fabrics,
             events: Some(10),
             hosts: Some(1),
             without: Faults::default().with(Fault::Slow),

@@ -12,7 +12,7 @@ use simulation::defects::{SWITCH_PATCH, describe, patches};
 const CALL: &str = "sim::planted(";
 
 /// The directories of the product's crates.
-const PRODUCT: [&str; 5] = ["appliance", "config", "nvme", "rdma", "reactors"];
+const PRODUCT: [&str; 6] = ["appliance", "config", "files", "nvme", "rdma", "reactors"];
 
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))

@@ -3,7 +3,7 @@
 
 use simulation::faults::{Fault, Faults};
 use simulation::run::run;
-use simulation::swarm::Limits;
+use simulation::swarm::{Limits, Scenario};
 
 #[test]
 fn simulation_is_reproducible_from_its_seed() {
@@ -14,6 +14,22 @@ fn simulation_is_reproducible_from_its_seed() {
         assert_eq!(one.hash, two.hash, "seed {seed}");
         assert_eq!(one.figures, two.figures, "seed {seed}");
         assert!(one.figures.ios > 0 && one.figures.blocks_judged > 0);
+    }
+}
+
+#[test]
+fn simulation_of_files_is_reproducible_from_its_seed() {
+    let limits = Limits {
+        scenario: Scenario::Files,
+        ..Limits::default()
+    };
+    for seed in 0..12 {
+        let (one, two) = (run(seed, &limits), run(seed, &limits));
+        assert!(one.failure.is_none(), "{}", one.failure.expect("some"));
+        assert_eq!(one.hash, two.hash, "seed {seed}");
+        assert_eq!(one.figures, two.figures, "seed {seed}");
+        let files = one.figures.files;
+        assert!(files.operations > 0 && files.bytes_judged > 0 && files.kills > 0);
     }
 }
 

@@ -133,6 +133,14 @@ fn file_type(kind: Kind) -> (FileType, DeviceNumber) {
     }
 }
 
+/// How the change attribute changes, `change_attr_type4` of RFC 7863.
+mod change_type {
+    /// It only grows.
+    pub(super) const MONOTONIC_INCR: u32 = 0;
+    /// It differs after each change.
+    pub(super) const UNDEFINED: u32 = 4;
+}
+
 /// Attributes of a file system.
 fn of_file_system<'t>(usage: Option<VolumeUse>, minor_version: u32) -> Attributes<'t> {
     let (total, free) = usage.map_or((0, 0), |it| (it.data_bytes, it.free_bytes));
@@ -175,8 +183,6 @@ fn of_file_system<'t>(usage: Option<VolumeUse>, minor_version: u32) -> Attribute
         suppattr_exclcreat: Some(settable_by_exclusive_creation(minor_version)),
         clone_blksize: Some(BLOCK_BYTES as u32),
         xattr_support: Some(true),
-        // NFS4_CHANGE_TYPE_IS_MONOTONIC_INCR.
-        change_attr_type: Some(0),
         ..Attributes::default()
     }
 }
@@ -277,6 +283,7 @@ impl Server {
             time_metadata: Some(shared),
             time_modify: Some(shared),
             mounted_on_fileid: Some(ROOT_NUMBER),
+            change_attr_type: Some(change_type::MONOTONIC_INCR),
             ..of_file_system(None, minor_version)
         }
     }
@@ -314,6 +321,12 @@ impl Server {
             time_metadata: Some(time(it.changed)),
             time_modify: Some(time(it.modified)),
             mounted_on_fileid: Some(mounted_on),
+            change_attr_type: Some(match volume.is_volatile() {
+                true => change_type::MONOTONIC_INCR,
+                // What a client has seen of changes that a restart has lost is not repeated, but
+                // the attribute goes back.
+                false => change_type::UNDEFINED,
+            }),
             ..of_file_system(Some(volume.usage()), minor_version)
         })
     }

@@ -2,9 +2,10 @@
 
 use files_server::limits::GRACE_MS;
 use files_server::{Execution, Record, Resumption, Squash, Step};
-use files_spec::Status;
-use files_spec::operations::{CommitArgs, Operation};
+use files_spec::attributes::number;
+use files_spec::operations::{CommitArgs, Operation, OperationResult, Outcome};
 use files_spec::types::{CreateType, Stable};
+use files_spec::{Bitmap, Status};
 
 use crate::client::{ADDRESS, Client, World, in_share, name, share};
 use crate::data::{at_file, data, read, write, written};
@@ -126,4 +127,20 @@ fn many_changes_pass_through_a_small_log() {
     let answer = client.ok(&mut world, &at_file(read(stateid, 4900, 4)));
     assert_eq!(data(&answer).1, 2999_u32.to_be_bytes());
     assert_eq!(world.server.volumes()[0].problems(), Vec::<String>::new());
+}
+
+/// The simulation found that the change attribute of a directory went back after a restart that had
+/// lost changes, while it was declared to be monotonic: clients take such attributes for old ones.
+#[test]
+fn the_change_attribute_is_monotonic_where_nothing_survives() {
+    for (mut world, expected) in [(durable_world(), 4), (World::new(), 0)] {
+        let mut client = Client::new(&mut world, b"a");
+        let get = Operation::GetAttr(Bitmap::of(&[number::CHANGE_ATTR_TYPE]));
+        client.minor_version = 2;
+        let answer = client.ok(&mut world, &in_share(&[get]));
+        let OperationResult::GetAttr(Outcome::Ok(attributes)) = answer.last() else {
+            panic!("{:?}", answer.parts());
+        };
+        assert_eq!(attributes.change_attr_type, Some(expected));
+    }
 }

@@ -1,0 +1,22 @@
+//! The simulation of the file service: the production server, volume and transport core on a
+//! simulated network and device, with clients that break connections, repeat requests, disappear and
+//! start again, while the server is killed and its power fails.
+//!
+//! It is a scenario of its own beside that of NVMe over Fabrics, with seeds of its own. The judge
+//! ([`model`], [`judge`], [`content`], [`audit`]) has every name, every byte and every open file.
+
+mod action;
+mod audit;
+mod client;
+mod content;
+mod judge;
+mod model;
+mod network;
+mod server;
+mod swarm;
+mod workload;
+mod world;
+
+pub use client::Repetitions;
+pub use swarm::{Backing, FileFaults, FileSwarm};
+pub use world::FileWorld;

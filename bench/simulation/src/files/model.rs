@@ -1,0 +1,537 @@
+//! The judge: the name space, the content of every file, opens, and which states are possible while
+//! operations are executed or after the server was killed.
+//!
+//! Operations that change the same name or the links of the same object are not executed at the
+//! same time: each has *claims* until it is answered, or, if it never is, until the name space is
+//! compared as a whole. Everything else overlaps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use files_spec::types::StateId;
+
+use super::action::Action;
+use super::client::OperationId;
+use super::content::{Content, Effect};
+
+/// The number of an object.
+pub(super) type ObjectId = usize;
+/// A name in a directory, or an extended attribute of an object.
+pub(super) type NameKey = (ObjectId, String);
+
+/// The root of the share.
+pub(super) const ROOT: ObjectId = 0;
+
+/// What an object is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Node {
+    /// A directory with its entries.
+    Directory(BTreeMap<String, ObjectId>),
+    /// A regular file.
+    File(Box<FileContent>),
+    /// A symbolic link with its target.
+    Link(String),
+}
+
+/// The content of a file: now, and after a loss of power now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct FileContent {
+    pub(super) now: Content,
+    pub(super) durable: Content,
+}
+
+/// An object.
+#[derive(Clone, Debug)]
+pub(super) struct Object {
+    pub(super) node: Node,
+    pub(super) handle: Vec<u8>,
+    pub(super) fileid: u64,
+    /// Number of its names; of a directory, 1.
+    pub(super) links: u32,
+    /// Extended attributes.
+    pub(super) xattrs: BTreeMap<String, Vec<u8>>,
+    /// Clients that may have it open.
+    pub(super) may_be_open: BTreeSet<usize>,
+    /// The stamp of the last change of its links.
+    pub(super) links_changed: u64,
+    /// The change attribute that was last seen, with the stamp.
+    pub(super) change_seen: Option<(u64, u64)>,
+    /// Begin and end of the last change.
+    pub(super) changed: (u64, u64),
+}
+
+/// An open file of a client.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Open {
+    pub(super) stateid: StateId,
+    /// It was lost with the server and is to be reclaimed.
+    pub(super) is_lost: bool,
+    pub(super) is_closing: bool,
+}
+
+/// What only one operation at a time may change.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Claims {
+    pub(super) names: Vec<NameKey>,
+    /// Objects whose links change.
+    pub(super) objects: Vec<ObjectId>,
+    /// Directories that must not be removed.
+    pub(super) directories: Vec<ObjectId>,
+    /// Whether directories are moved.
+    pub(super) moves_directories: bool,
+}
+
+/// An operation that is not answered.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    pub(super) client: usize,
+    pub(super) action: Action,
+    pub(super) started: u64,
+    pub(super) claims: Claims,
+    /// The file that it changes or reads, and its effect.
+    pub(super) file: Option<ObjectId>,
+    pub(super) effect: Option<Effect>,
+    /// Effects of operations that are executed at the same time.
+    pub(super) concurrent: Vec<Effect>,
+    /// The statuses that it may have.
+    pub(super) expected: Vec<files_spec::Status>,
+    /// The content of the file when it began.
+    pub(super) view: Option<Content>,
+}
+
+/// The model.
+#[derive(Debug, Default)]
+pub(super) struct Model {
+    pub(super) objects: Vec<Object>,
+    pub(super) pending: BTreeMap<OperationId, Pending>,
+    /// Operations that are never answered; they were executed or not.
+    pub(super) in_doubt: Vec<Pending>,
+    pub(super) opens: BTreeMap<(usize, ObjectId), Open>,
+    /// When each name was last changed.
+    pub(super) names_changed: BTreeMap<NameKey, u64>,
+    /// Counts everything that is sent or answered.
+    pub(super) stamp: u64,
+    /// When the operation began that the model follows now; 0 if that is not known.
+    pub(super) following: u64,
+    next_operation: OperationId,
+    next_write: u32,
+    /// The verifiers of writes of former starts, and of the present one.
+    pub(super) former_verifiers: BTreeSet<[u8; 8]>,
+    pub(super) verifier: Option<[u8; 8]>,
+    /// Bytes that were compared.
+    pub(super) bytes_judged: u64,
+}
+
+impl Object {
+    fn new(node: Node, handle: Vec<u8>, fileid: u64, stamp: u64) -> Self {
+        Self {
+            node,
+            handle,
+            fileid,
+            links: 1,
+            xattrs: BTreeMap::new(),
+            may_be_open: BTreeSet::new(),
+            links_changed: stamp,
+            change_seen: None,
+            changed: (stamp, stamp),
+        }
+    }
+
+    /// Its entries; none if it is no directory.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&String, ObjectId)> {
+        let entries = match &self.node {
+            Node::Directory(entries) => Some(entries),
+            Node::File(_) | Node::Link(_) => None,
+        };
+        entries
+            .into_iter()
+            .flatten()
+            .map(|(name, object)| (name, *object))
+    }
+
+    /// Whether it is a directory.
+    #[must_use]
+    pub(super) fn is_directory(&self) -> bool {
+        matches!(self.node, Node::Directory(_))
+    }
+
+    /// Its content, if it is a file.
+    #[must_use]
+    pub(super) fn file(&self) -> Option<&FileContent> {
+        match &self.node {
+            Node::File(content) => Some(content),
+            Node::Directory(_) | Node::Link(_) => None,
+        }
+    }
+
+    fn file_mut(&mut self) -> Option<&mut FileContent> {
+        match &mut self.node {
+            Node::File(content) => Some(content),
+            Node::Directory(_) | Node::Link(_) => None,
+        }
+    }
+}
+
+impl Model {
+    /// A model of an empty share.
+    #[must_use]
+    pub(super) fn new(root_handle: Vec<u8>, root_fileid: u64) -> Self {
+        let root = Object::new(
+            Node::Directory(BTreeMap::new()),
+            root_handle,
+            root_fileid,
+            0,
+        );
+        Self {
+            objects: vec![root],
+            ..Self::default()
+        }
+    }
+
+    /// The model of an empty share after a restart that nothing has survived.
+    #[must_use]
+    pub(super) fn restarted(self, root_handle: Vec<u8>, root_fileid: u64) -> Self {
+        Self {
+            objects: Self::new(root_handle, root_fileid).objects,
+            ..self
+        }
+    }
+
+    /// The server was killed, and nothing of its volume remains.
+    pub(super) fn everything_lost(&mut self) {
+        self.former_verifiers.extend(self.verifier.take());
+        self.objects.clear();
+        self.pending.clear();
+        self.in_doubt.clear();
+        self.opens.clear();
+        self.names_changed.clear();
+    }
+
+    /// The number of the next operation.
+    pub(super) fn next_operation(&mut self) -> OperationId {
+        self.next_operation += 1;
+        self.next_operation
+    }
+
+    /// The number of the next write.
+    pub(super) fn next_write(&mut self) -> u32 {
+        self.next_write += 1;
+        self.next_write
+    }
+
+    /// The object of a name.
+    #[must_use]
+    pub(super) fn lookup(&self, directory: ObjectId, name: &str) -> Option<ObjectId> {
+        match &self.objects[directory].node {
+            Node::Directory(entries) => entries.get(name).copied(),
+            Node::File(_) | Node::Link(_) => None,
+        }
+    }
+
+    /// Whether `object` is `ancestor` or below it.
+    #[must_use]
+    pub(super) fn is_below(&self, mut object: ObjectId, ancestor: ObjectId) -> bool {
+        while object != ancestor {
+            let parent = self
+                .objects
+                .iter()
+                .position(|it| it.links > 0 && it.entries().any(|(_, child)| child == object));
+            match parent {
+                Some(parent) => object = parent,
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Whether an object has names or may be open.
+    #[must_use]
+    pub(super) fn is_alive(&self, object: ObjectId) -> bool {
+        let it = &self.objects[object];
+        it.links > 0 || !it.may_be_open.is_empty()
+    }
+
+    /// Whether an object cannot be removed now: it has names that nothing changes, or is open.
+    #[must_use]
+    pub(super) fn is_certain(&self, object: ObjectId) -> bool {
+        let is_open = self
+            .opens
+            .iter()
+            .any(|((_, it), open)| *it == object && !open.is_closing && !open.is_lost);
+        let is_named = self.objects[object].links > 0 && !self.has_claim(object);
+        is_open || is_named
+    }
+
+    fn claims(&self) -> impl Iterator<Item = &Claims> {
+        let pending = self.pending.values().chain(&self.in_doubt);
+        pending.map(|it| &it.claims)
+    }
+
+    /// Whether the links of an object are being changed.
+    #[must_use]
+    pub(super) fn has_claim(&self, object: ObjectId) -> bool {
+        self.claims().any(|it| it.objects.contains(&object))
+    }
+
+    /// Whether a name is being changed.
+    #[must_use]
+    pub(super) fn is_name_claimed(&self, key: &NameKey) -> bool {
+        self.claims().any(|it| it.names.contains(key))
+    }
+
+    /// Whether nothing else has these claims.
+    #[must_use]
+    pub(super) fn may_claim(&self, wanted: &Claims) -> bool {
+        self.claims().all(|held| {
+            let names = held.names.iter().any(|it| wanted.names.contains(it));
+            let objects = held
+                .objects
+                .iter()
+                .any(|it| wanted.objects.contains(it) || wanted.directories.contains(it));
+            let directories = held
+                .directories
+                .iter()
+                .any(|it| wanted.objects.contains(it));
+            let moves = held.moves_directories && wanted.moves_directories;
+            !(names || objects || directories || moves)
+        })
+    }
+
+    /// Whether something changes the content of a file now.
+    #[must_use]
+    pub(super) fn is_changing(&self, file: ObjectId) -> bool {
+        let mut pending = self.pending.values();
+        pending.any(|it| it.file == Some(file) && it.effect.is_some())
+    }
+
+    /// Whether a clone of the file is being made, so that nothing may change it.
+    #[must_use]
+    pub(super) fn is_being_cloned(&self, file: ObjectId) -> bool {
+        let mut pending = self.pending.values();
+        pending.any(|it| matches!(it.action, Action::Clone { from, .. } if from == file))
+    }
+
+    /// An operation begins.
+    pub(super) fn begin(&mut self, id: OperationId, client: usize, action: Action, claims: Claims) {
+        self.stamp += 1;
+        let (file, effect) = action.effect(self);
+        let mut concurrent = Vec::new();
+        if let Some(file) = file {
+            for other in self.pending.values_mut().filter(|it| it.file == Some(file)) {
+                concurrent.extend(other.effect.clone());
+                other.concurrent.extend(effect.clone());
+            }
+        }
+        let content = file.and_then(|it| self.objects[it].file());
+        let view = content.map(|it| it.now.clone());
+        let expected = action.expected(self);
+        let pending = Pending {
+            client,
+            action,
+            started: self.stamp,
+            claims,
+            file,
+            effect,
+            concurrent,
+            expected,
+            view,
+        };
+        self.pending.insert(id, pending);
+    }
+
+    /// An operation has changed its file. `is_durable`: the change survives a loss of power.
+    pub(super) fn content_changed(&mut self, pending: &Pending, is_durable: bool) {
+        let (Some(file), Some(effect)) = (pending.file, &pending.effect) else {
+            return;
+        };
+        self.stamp += 1;
+        self.objects[file].changed = (pending.started, self.stamp);
+        let commits = self
+            .pending
+            .values_mut()
+            .filter(|it| it.file == Some(file) && matches!(it.action, Action::Commit { .. }));
+        for commit in commits.filter(|_| is_durable) {
+            if let Some(view) = &mut commit.view {
+                view.change(effect, &pending.concurrent);
+            }
+        }
+        if let Some(content) = self.objects[file].file_mut() {
+            content.now.change(effect, &pending.concurrent);
+            match is_durable {
+                true => content.durable.change(effect, &pending.concurrent),
+                false => content.durable.may_change(effect),
+            }
+        }
+    }
+
+    /// Everything that was written to the file before COMMIT began is durable.
+    pub(super) fn committed(&mut self, pending: &Pending) {
+        let Some(file) = pending.file else {
+            return;
+        };
+        let durable = self.possible(pending);
+        if let Some(content) = self.objects[file].file_mut() {
+            content.durable = durable;
+        }
+    }
+
+    /// What a file may contain for an operation.
+    #[must_use]
+    pub(super) fn possible(&self, pending: &Pending) -> Content {
+        let mut possible = pending.view.clone().unwrap_or_default();
+        // Twice, because the order of changes of the size is not known.
+        for _ in 0..2 {
+            pending
+                .concurrent
+                .iter()
+                .for_each(|it| possible.may_change(it));
+        }
+        possible
+    }
+
+    /// The file has these bytes, which nothing has changed since they were read.
+    pub(super) fn narrow(&mut self, file: ObjectId, offset: u64, data: &[u8]) {
+        if let Some(content) = self.objects[file].file_mut() {
+            if content.now == content.durable {
+                content.durable.narrow(offset, data);
+            }
+            content.now.narrow(offset, data);
+        }
+    }
+
+    /// The file has this size, which nothing has changed since it was read.
+    ///
+    /// # Errors
+    /// It cannot have.
+    pub(super) fn narrow_size(&mut self, file: ObjectId, size: u64) -> Result<(), String> {
+        let Some(content) = self.objects[file].file_mut() else {
+            return Ok(());
+        };
+        if content.now.sizes() == content.durable.sizes() {
+            content
+                .durable
+                .set_size(size)
+                .map_err(|it| it.to_string())?;
+        }
+        content.now.set_size(size).map_err(|it| it.to_string())
+    }
+
+    /// Adds an object with its first name.
+    ///
+    /// # Errors
+    /// Its handle or number is that of another one.
+    pub(super) fn add(
+        &mut self,
+        (directory, name): (ObjectId, &str),
+        node: Node,
+        handle: Vec<u8>,
+        fileid: u64,
+    ) -> Result<ObjectId, String> {
+        let is_known = |(number, it): (usize, &Object)| {
+            it.handle == handle || it.fileid == fileid && self.is_alive(number)
+        };
+        if let Some(other) = self.objects.iter().enumerate().position(is_known) {
+            return Err(format!(
+                "{name}: its number or handle is that of object {other}"
+            ));
+        }
+        let object = self.objects.len();
+        self.objects
+            .push(Object::new(node, handle, fileid, self.stamp));
+        self.set_name(directory, name, Some(object));
+        Ok(object)
+    }
+
+    /// Replaces what a name refers to.
+    pub(super) fn set_name(&mut self, directory: ObjectId, name: &str, object: Option<ObjectId>) {
+        self.stamp += 1;
+        let stamp = self.stamp;
+        self.objects[directory].changed = (self.following, stamp);
+        self.names_changed
+            .insert((directory, name.to_owned()), stamp);
+        if let Node::Directory(entries) = &mut self.objects[directory].node {
+            match object {
+                Some(object) => entries.insert(name.to_owned(), object),
+                None => entries.remove(name),
+            };
+        }
+    }
+
+    /// Changes the number of links of an object.
+    pub(super) fn add_links(&mut self, object: ObjectId, change: i32) {
+        let it = &mut self.objects[object];
+        it.links = it.links.saturating_add_signed(change);
+        it.links_changed = self.stamp;
+    }
+
+    /// The server has told its verifier of writes.
+    ///
+    /// # Errors
+    /// It differs from that of this start, or is that of a former one.
+    pub(super) fn check_verifier(&mut self, verifier: [u8; 8]) -> Result<(), String> {
+        if self.former_verifiers.contains(&verifier) {
+            return Err("the write verifier is that of a former start".to_owned());
+        }
+        match *self.verifier.get_or_insert(verifier) == verifier {
+            true => Ok(()),
+            false => Err("the write verifier has changed without a restart".to_owned()),
+        }
+    }
+
+    /// A client has forgotten these operations, which are executed or not.
+    pub(super) fn doubt(&mut self, operations: &[OperationId]) {
+        for id in operations {
+            if let Some(pending) = self.pending.remove(id) {
+                self.in_doubt.push(pending);
+            }
+        }
+    }
+
+    /// What operations in doubt have written may be in their files.
+    pub(super) fn apply_doubted_contents(&mut self) {
+        for pending in &self.in_doubt {
+            if let (Some(file), Some(effect)) = (pending.file, &pending.effect)
+                && let Some(content) = self.objects[file].file_mut()
+            {
+                content.now.may_change(effect);
+                content.durable.may_change(effect);
+            }
+        }
+    }
+
+    /// The server was killed; what is durable of its volume remains.
+    pub(super) fn server_killed(&mut self) {
+        self.stamp += 1;
+        let ids: Vec<OperationId> = self.pending.keys().copied().collect();
+        self.doubt(&ids);
+        self.apply_doubted_contents();
+        for object in &mut self.objects {
+            if let Some(content) = object.file_mut() {
+                content.now = content.durable.clone();
+            }
+            object.may_be_open.clear();
+            // It goes back if changes were lost; the next one has a number of its own.
+            object.change_seen = None;
+        }
+        self.opens.retain(|_, open| !open.is_closing);
+        for ((client, object), open) in &mut self.opens {
+            open.is_lost = true;
+            self.objects[*object].may_be_open.insert(*client);
+        }
+        self.former_verifiers.extend(self.verifier.take());
+    }
+
+    /// A client has lost its opens.
+    pub(super) fn drop_opens(&mut self, client: usize) {
+        self.opens.retain(|(it, _), _| *it != client);
+        for object in &mut self.objects {
+            object.may_be_open.remove(&client);
+        }
+    }
+
+    /// Objects that are not removed.
+    pub(super) fn alive(&self, chosen: impl Fn(&Object) -> bool) -> Vec<ObjectId> {
+        let all = 0..self.objects.len();
+        all.filter(|it| self.is_alive(*it) && chosen(&self.objects[*it]))
+            .collect()
+    }
+}

@@ -1,0 +1,432 @@
+//! The server: the production file service on a volume of a simulated device, without a thread.
+//! It is killed and started again; its device, its listener and its stored records remain.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::{Device, DeviceSet, QueueOptions, ReactorDevices};
+use files_server::{Clients, Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
+use files_store::{FormatOptions, ShareId, Time, Uuid, VolatileOptions, Volume};
+use files_tcp::{
+    DeviceOfVolume, FilePoller, FileService, FileServiceOptions, RecordStore, VolumeLevels, stored,
+};
+use hugemem::{Arena, ArenaConfig, PagePolicy};
+use reactors::{Nanos, Poller as _};
+use rustix::event::EventfdFlags;
+
+use super::network::FileNetwork;
+use super::swarm::{Backing, FileSwarm};
+use crate::disk::{Disk, DiskBehaviour, DiskShape};
+use crate::network::Listener;
+use crate::ram::Ram;
+use crate::random::Random;
+use crate::time::SharedTime;
+
+/// The name of the share.
+pub(super) const SHARE: &str = "data";
+/// Size of a block of the device in bytes.
+const BLOCK_BYTES: u32 = 512;
+/// Depth of the queue of the device.
+const QUEUE_DEPTH: usize = 64;
+/// Largest transfer of the device in blocks.
+const TRANSFER_BLOCKS_MAX: u32 = 128;
+/// Longest time until records of clients are stored.
+const STORE_LATENCY_MAX: Nanos = Nanos::from_millis(5);
+/// The time of day at the beginning of a run, in seconds since 1970.
+const TIME_OF_DAY: i64 = 1_800_000_000;
+
+/// A device without latency and errors, for the start of the server.
+const IDEAL: DiskBehaviour = DiskBehaviour {
+    latency_min: Nanos::ZERO,
+    latency_max: Nanos::ZERO,
+    slow_permille: 0,
+    slow_max: Nanos::ZERO,
+    error_permille: 0,
+    flush_error_permille: 0,
+    later_permille: 0,
+    linger_permille: 0,
+    linger_max: Nanos::ZERO,
+    write_back_permille: 0,
+};
+
+/// Owners that are being stored: until when, and their version.
+type Storing = (Nanos, u64, Vec<Box<[u8]>>);
+
+/// The stored records of clients, which outlive the server.
+#[derive(Debug, Default)]
+struct Records {
+    owners: Vec<Box<[u8]>>,
+    /// The last version of this start that is stored.
+    version: u64,
+    storing: VecDeque<Storing>,
+}
+
+impl Records {
+    fn advance(&mut self, now: Nanos) {
+        while let Some((_, version, owners)) = self.storing.pop_front_if(|it| it.0 <= now) {
+            (self.version, self.owners) = (version, owners);
+        }
+    }
+}
+
+/// The production service's access to them.
+struct RecordsOfServer {
+    records: Rc<RefCell<Records>>,
+    random: Random,
+    time: SharedTime,
+    /// Never readable: the simulation polls the service whenever time passes.
+    signal: OwnedFd,
+}
+
+impl RecordStore for RecordsOfServer {
+    fn store(&mut self, version: u64, owners: Vec<Box<[u8]>>) {
+        let latency = self.random.below(STORE_LATENCY_MAX.as_nanos());
+        let mut records = self.records.borrow_mut();
+        let last = records.storing.back().map_or(Nanos::ZERO, |it| it.0);
+        let due = (self.time.now() + Nanos(latency)).max(last);
+        records.storing.push_back((due, version, owners));
+    }
+
+    fn stored(&self) -> u64 {
+        let mut records = self.records.borrow_mut();
+        records.advance(self.time.now());
+        records.version
+    }
+
+    fn wake_source(&self) -> BorrowedFd<'_> {
+        self.signal.as_fd()
+    }
+}
+
+/// The device of the volume.
+enum Storage {
+    Disk(Disk),
+    Ram(Ram),
+}
+
+/// A started server.
+struct Running {
+    service: Rc<RefCell<FileService<FileNetwork>>>,
+    poller: FilePoller<FileNetwork>,
+    devices: ReactorDevices,
+    levels: Arc<VolumeLevels>,
+    /// Kept while the queue of the device is open.
+    _device: Arc<dyn Device>,
+}
+
+/// The machine of the server.
+pub(super) struct FileServer {
+    backing: Backing,
+    storage: Storage,
+    behaviour: DiskBehaviour,
+    device_bytes: u64,
+    memory_bytes: u64,
+    arena: Arc<Arena>,
+    listener: Listener,
+    records: Rc<RefCell<Records>>,
+    random: Random,
+    time: SharedTime,
+    starts: u64,
+    running: Option<Running>,
+}
+
+impl FileServer {
+    /// A machine with a formatted device. The server does not run.
+    ///
+    /// # Errors
+    /// There is no memory, or the device cannot be formatted.
+    pub(super) fn new(swarm: &FileSwarm, seed: u64, time: &SharedTime) -> Result<Self, String> {
+        let mut random = Random::new(seed, 0xF100);
+        let shape = DiskShape {
+            block_size: BLOCK_BYTES,
+            block_count: swarm.device_bytes / u64::from(BLOCK_BYTES),
+            volatile: swarm.backing == Backing::Durable,
+            deallocate: block::Deallocate::Unsupported,
+            transfer_blocks_max: TRANSFER_BLOCKS_MAX,
+            read_only: false,
+        };
+        let of_device = Random::new(seed, 0xF101);
+        let storage = match swarm.backing {
+            Backing::Ram => Storage::Ram(Ram::new(shape, swarm.device, of_device, time.clone())),
+            Backing::Durable | Backing::Volatile => {
+                Storage::Disk(Disk::new(0, shape, IDEAL, of_device, time.clone()))
+            }
+        };
+        let arena = Arena::new(ArenaConfig {
+            bytes: swarm.arena_bytes,
+            pages: PagePolicy::Ordinary,
+            max_transfer: 64 << 10,
+        });
+        let arena = arena.map_err(|error| error.to_string())?;
+        if let (Backing::Durable, Storage::Disk(disk)) = (swarm.backing, &storage) {
+            let options = FormatOptions {
+                uuid: Uuid([7; 16]),
+                salt: random.bits(),
+                device_bytes: swarm.device_bytes,
+                memory_bytes: swarm.memory_bytes,
+                log_bytes: 0,
+            };
+            let formatted = stored::format(disk, &arena.pool(1), &options);
+            formatted.map_err(|error| error.to_string())?;
+        }
+        Ok(Self {
+            backing: swarm.backing,
+            storage,
+            behaviour: swarm.device,
+            device_bytes: swarm.device_bytes,
+            memory_bytes: swarm.memory_bytes,
+            arena,
+            listener: Listener::new(time.clone()),
+            records: Rc::default(),
+            random,
+            time: time.clone(),
+            starts: 0,
+            running: None,
+        })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub(super) fn listener(&self) -> &Listener {
+        &self.listener
+    }
+
+    /// Whether it runs.
+    #[must_use]
+    pub(super) fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Whether its volume survives a restart.
+    #[must_use]
+    pub(super) fn is_durable(&self) -> bool {
+        self.backing == Backing::Durable
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The volume cannot be opened, or the service cannot start.
+    pub(super) fn start(&mut self) -> Result<(), String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let now = self.time.now();
+        let pool = self.arena.pool(1);
+        let (device, volume) = self.open(&pool)?;
+        let keeps_records = self.is_durable();
+        self.starts += 1;
+        let now = Now {
+            monotonic_ms: now.as_millis(),
+            time: time_of_day(now),
+        };
+        let share = Share {
+            number: ShareNumber(1),
+            name: SHARE.to_owned(),
+            volume: VolumeIndex(0),
+            directory: volume.root(),
+            part: ShareId(0),
+            is_read_only: false,
+            squash: Squash::None,
+            clients: Clients::Any,
+            counters: Arc::default(),
+        };
+        let reclaiming = self.records.borrow().owners.clone();
+        let options = ServerOptions {
+            identity: b"simulated".to_vec(),
+            instance: self.starts << 32 | self.random.below(1 << 32),
+            volumes: vec![volume],
+            shares: vec![share],
+            reclaiming: if keeps_records {
+                reclaiming
+            } else {
+                Vec::new()
+            },
+            keeps_records,
+            counters: Arc::default(),
+        };
+        let set = Rc::new(DeviceSet::new());
+        let queue = QueueOptions::new(0, QUEUE_DEPTH, pool.clone());
+        set.attach(0, &*device, queue).map_err(|it| text(&it))?;
+        let devices = ReactorDevices::new(Rc::clone(&set));
+        let socket = self.listener.bind().map_err(|it| text(&it))?;
+        let geometry = device.geometry();
+        let levels = Arc::<VolumeLevels>::default();
+        let service = FileService::new(FileServiceOptions {
+            server: Server::new(options, &now),
+            devices: vec![DeviceOfVolume {
+                place: 0,
+                block_bytes: geometry.block_size,
+                transfer_bytes: (geometry.max_transfer_blocks * geometry.block_size) as usize,
+                levels: Arc::clone(&levels),
+            }],
+            set,
+            pool,
+            network: FileNetwork::new(socket).map_err(|it| text(&it))?,
+            time_of_day,
+            records: self.records_of_server(keeps_records)?,
+            counters: Arc::default(),
+            messages: None,
+        });
+        let service = Rc::new(RefCell::new(service.map_err(|it| text(&it))?));
+        devices.add(service.clone());
+        let poller = FilePoller::new(Rc::clone(&service)).map_err(|it| text(&it))?;
+        self.running = Some(Running {
+            service,
+            poller,
+            devices,
+            levels,
+            _device: device,
+        });
+        Ok(())
+    }
+
+    /// Opens the device and the volume on it.
+    fn open(&mut self, pool: &hugemem::Pool) -> Result<(Arc<dyn Device>, Volume), String> {
+        let volatile = VolatileOptions {
+            uuid: Uuid([self.starts as u8; 16]),
+            device_bytes: self.device_bytes,
+            memory_bytes: self.memory_bytes,
+        };
+        match &self.storage {
+            Storage::Ram(ram) => {
+                let opened = ram.open("ram", self.device_bytes, false);
+                let opened = opened.map_err(|error| error.to_string())?;
+                Ok((opened.device, Volume::volatile(&volatile)))
+            }
+            Storage::Disk(disk) => {
+                let volume = match self.backing {
+                    Backing::Durable => {
+                        disk.set_behaviour(IDEAL);
+                        let problems = stored::read(disk, pool).map(|it| it.problems());
+                        let problems = problems.map_err(|error| error.to_string())?;
+                        if !problems.is_empty() {
+                            return Err(format!("the volume is inconsistent: {problems:?}"));
+                        }
+                        stored::open(disk, pool).map_err(|error| error.to_string())?
+                    }
+                    Backing::Ram | Backing::Volatile => Volume::volatile(&volatile),
+                };
+                disk.set_behaviour(self.behaviour);
+                Ok((Arc::new(disk.clone()), volume))
+            }
+        }
+    }
+
+    fn records_of_server(&mut self, keeps: bool) -> Result<Option<Box<dyn RecordStore>>, String> {
+        if !keeps {
+            return Ok(None);
+        }
+        self.records.borrow_mut().version = 0;
+        let signal = rustix::event::eventfd(0, EventfdFlags::NONBLOCK);
+        Ok(Some(Box::new(RecordsOfServer {
+            records: Rc::clone(&self.records),
+            random: Random::new(self.random.bits(), 0),
+            time: self.time.clone(),
+            signal: signal.map_err(|error| error.to_string())?,
+        })))
+    }
+
+    /// Kills it at this moment. Any part of what is being stored is stored. If the power fails, too,
+    /// the device loses any part of what was not flushed.
+    pub(super) fn kill(&mut self, power_fails: bool) {
+        self.running = None;
+        self.hold_device(Nanos::ZERO);
+        let mut records = self.records.borrow_mut();
+        let kept = self.random.below(records.storing.len() as u64 + 1);
+        for _ in 0..kept {
+            if let Some((_, _, owners)) = records.storing.pop_front() {
+                records.owners = owners;
+            }
+        }
+        records.storing.clear();
+        if let Storage::Disk(disk) = &self.storage
+            && power_fails
+        {
+            disk.cut_power();
+        }
+    }
+
+    /// One turn of its reactor. Returns whether anything was done.
+    pub(super) fn turn(&mut self) -> bool {
+        let now = self.time.now();
+        let Some(running) = &mut self.running else {
+            return false;
+        };
+        let received = running.poller.poll(now).is_busy();
+        let moved = running.devices.poll(now) > 0;
+        running.poller.flush(now);
+        running.devices.flush();
+        received || moved
+    }
+
+    /// Number of connections and of requests in flight.
+    #[must_use]
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let running = self.running.as_ref();
+        running.map_or((0, 0), |it| it.service.borrow().counts())
+    }
+
+    /// Bytes for data of the volume, and those that are free, as of the last second.
+    #[must_use]
+    pub(super) fn usage(&self) -> (u64, u64) {
+        let levels = self.running.as_ref().map(|it| &it.levels);
+        levels.map_or((0, 0), |it| (it.data_bytes.get(), it.free_bytes.get()))
+    }
+
+    /// Delays everything that the device has and gets until then.
+    pub(super) fn hold_device(&self, until: Nanos) {
+        match &self.storage {
+            Storage::Disk(disk) => disk.hold(until),
+            Storage::Ram(ram) => ram.hold(until),
+        }
+    }
+
+    /// When it has something to do next, without another request.
+    #[must_use]
+    pub(super) fn next_due(&self) -> Option<Nanos> {
+        let running = self.running.as_ref()?;
+        let device = match &self.storage {
+            Storage::Disk(disk) => disk.next_due(),
+            Storage::Ram(ram) => ram.next_due(),
+        };
+        let records = self.records.borrow().storing.front().map(|it| it.0);
+        let timers = running.poller.next_deadline();
+        let queues = running.devices.next_deadline();
+        let dues = device.into_iter().chain(records).chain(timers);
+        dues.chain(queues).min()
+    }
+
+    /// Reads the volume after the server was killed, as `windlass volume check` does.
+    ///
+    /// # Errors
+    /// It cannot be read, or it is inconsistent.
+    pub(super) fn check_volume(&self) -> Result<(), String> {
+        let (Backing::Durable, Storage::Disk(disk)) = (self.backing, &self.storage) else {
+            return Ok(());
+        };
+        disk.set_behaviour(IDEAL);
+        let opening = stored::read(disk, &self.arena.pool(1));
+        let problems = opening.map_err(|error| error.to_string())?.problems();
+        match problems.is_empty() {
+            true => Ok(()),
+            false => Err(format!("the volume is inconsistent: {problems:?}")),
+        }
+    }
+
+    /// Slices of the arena that are in use.
+    #[must_use]
+    pub(super) fn leases(&self) -> u64 {
+        let classes = self.arena.counters().classes;
+        classes.iter().map(|it| it.taken).sum()
+    }
+}
+
+fn time_of_day(now: Nanos) -> Time {
+    let nanos = now.as_nanos();
+    Time {
+        seconds: TIME_OF_DAY + (nanos / 1_000_000_000) as i64,
+        nanoseconds: (nanos % 1_000_000_000) as u32,
+    }
+}

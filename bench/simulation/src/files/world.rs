@@ -1,0 +1,597 @@
+//! The run of one seed: clients and a server in virtual time, events and faults in an order that the
+//! seed determines, and comparisons of the whole volume with the model.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use reactors::Nanos;
+
+use super::action::Action;
+use super::client::{Answer, Event, FileClient, OperationId, Repetitions};
+use super::judge::Verdict;
+use super::model::{Model, ObjectId};
+use super::server::FileServer;
+use super::swarm::FileSwarm;
+use super::workload;
+use crate::figures::{Figures, FileFigures};
+use crate::network::NetworkBehaviour;
+use crate::random::Random;
+use crate::time::SharedTime;
+use crate::trace::Trace;
+
+/// The longest time for an answer, with restarts, absences and grace periods.
+const PATIENCE: Nanos = Nanos::from_secs(400);
+/// Longest time that a stream or the device stands still.
+const STANDSTILL_MAX: Nanos = Nanos::from_secs(1);
+/// Longest time that a client is away, and that the server does not run.
+const ABSENCE_MAX: Nanos = Nanos::from_secs(3);
+const DOWNTIME_MAX: Nanos = Nanos::from_millis(50);
+/// Longest time between two events without a client that can do anything.
+const AWAIT_MAX: Nanos = Nanos::from_millis(300);
+/// Longest pause before an operation is tried again.
+const RETRY_AFTER_MAX: Nanos = Nanos::from_millis(3);
+/// The shortest step of time without anything to do; it is doubled up to this often.
+const IDLE_STEP: Nanos = Nanos(500);
+const IDLE_STEPS_MAX: u32 = 9;
+/// Operations of the auditor have numbers from here on.
+const FIRST_OF_AUDITOR: OperationId = 1 << 63;
+
+/// How far a client is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stage {
+    /// It has no session.
+    New,
+    /// It reclaims these files, and has sent the request for the last one.
+    Reclaiming(Vec<ObjectId>),
+    /// It says that it has reclaimed everything.
+    Completing,
+    Ready,
+    /// It finds out whether the server knows its session.
+    Probing,
+}
+
+struct ClientSide {
+    session: FileClient,
+    stage: Stage,
+    /// Operations that are to be sent again.
+    again: Vec<(Nanos, OperationId)>,
+    /// It is to send the next request of its stage.
+    continues: bool,
+}
+
+/// A run.
+pub struct FileWorld {
+    pub(super) swarm: FileSwarm,
+    /// The virtual time.
+    pub time: SharedTime,
+    /// What has happened.
+    pub trace: Trace,
+    pub(super) random: Random,
+    pub(super) server: FileServer,
+    clients: Vec<ClientSide>,
+    /// A client without faults, which compares the volume with the model.
+    auditor: FileClient,
+    auditor_is_ready: bool,
+    answer_of_auditor: Option<Answer>,
+    next_of_auditor: OperationId,
+    pub(super) model: Model,
+    /// Whether the whole name space is to be compared before anything else.
+    pub(super) must_audit: bool,
+    server_starts_at: Option<Nanos>,
+    /// Steps since anything was done.
+    idle_steps: u32,
+    /// Events so far.
+    pub event: u64,
+    /// Answered operations.
+    pub answered: u64,
+    /// Losses of power, and other ends of the server.
+    pub kills: u64,
+}
+
+impl FileWorld {
+    /// The world of a seed, in which nothing has happened.
+    ///
+    /// # Errors
+    /// The server cannot start.
+    pub fn new(seed: u64, swarm: FileSwarm) -> Result<Self, String> {
+        let time = SharedTime::default();
+        time.set(Nanos::from_secs(1));
+        let server = FileServer::new(&swarm, seed, &time)?;
+        let client = |number: usize| ClientSide {
+            session: FileClient::new(
+                number,
+                IpAddr::V4(Ipv4Addr::new(192, 0, 2, number as u8 + 1)),
+                swarm.network,
+                swarm.repetitions,
+                Random::new(seed, 0xF200 + number as u64),
+            ),
+            stage: Stage::New,
+            again: Vec::new(),
+            continues: false,
+        };
+        let clean = NetworkBehaviour {
+            latency_min: Nanos::from_micros(1),
+            latency_max: Nanos::from_micros(2),
+            grain: usize::MAX,
+            window: 1 << 20,
+        };
+        let auditor = FileClient::new(
+            99,
+            IpAddr::V4(Ipv4Addr::new(192, 0, 2, 200)),
+            clean,
+            Repetitions::default(),
+            Random::new(seed, 0xF2FF),
+        );
+        Ok(Self {
+            clients: (0..swarm.clients).map(client).collect(),
+            swarm,
+            time,
+            trace: Trace::default(),
+            random: Random::new(seed, 0xF2),
+            server,
+            auditor,
+            auditor_is_ready: false,
+            answer_of_auditor: None,
+            next_of_auditor: FIRST_OF_AUDITOR,
+            model: Model::default(),
+            must_audit: false,
+            server_starts_at: None,
+            idle_steps: 0,
+            event: 0,
+            answered: 0,
+            kills: 0,
+        })
+    }
+
+    /// Counters of the run.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        let clients = self.clients.iter();
+        Figures {
+            files: FileFigures {
+                seeds: 1,
+                events: self.event,
+                operations: self.answered,
+                repeated: clients.map(|it| it.session.repeated).sum(),
+                bytes_judged: self.model.bytes_judged,
+                kills: self.kills,
+            },
+            time: self.now(),
+            ..Figures::default()
+        }
+    }
+
+    pub(super) fn now(&self) -> Nanos {
+        self.time.now()
+    }
+
+    pub(super) fn note(&mut self, what: std::fmt::Arguments<'_>) {
+        self.trace.note(self.time.now(), what);
+    }
+
+    /// Runs all events, and compares everything at the end.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn run(&mut self) -> Result<(), String> {
+        self.server.start()?;
+        self.begin_model()?;
+        while self.event < self.swarm.events {
+            self.event += 1;
+            self.faults();
+            if self.must_audit {
+                self.audit(false)?;
+            } else if self.random.permille(5) {
+                self.audit(true)?;
+            }
+            self.await_client()?;
+            self.act();
+            let pace = Nanos(self.random.below(self.swarm.pace_max.as_nanos()));
+            self.run_for(pace)?;
+        }
+        self.finish()
+    }
+
+    /// A model of the volume, which is empty.
+    pub(super) fn begin_model(&mut self) -> Result<(), String> {
+        let (handle, fileid) = self.root()?;
+        let former = std::mem::take(&mut self.model);
+        self.model = former.restarted(handle, fileid);
+        Ok(())
+    }
+
+    /// Draws the faults of an event.
+    fn faults(&mut self) {
+        let faults = self.swarm.faults;
+        let client = self.random.below(self.clients.len() as u64) as usize;
+        if self.random.permille(faults.cut) {
+            self.note(format_args!("a connection of client {client} breaks"));
+            self.clients[client].session.cut();
+        }
+        if self.random.permille(faults.stall) {
+            let until = self.now() + Nanos(self.random.below(STANDSTILL_MAX.as_nanos()));
+            let to_server = self.random.coin();
+            if let Some(wire) = self.clients[client].session.wires().next() {
+                wire.stall(to_server, until);
+            }
+            self.note(format_args!("a connection of client {client} stands still"));
+        }
+        if self.random.permille(faults.hold) {
+            let until = self.now() + Nanos(self.random.below(STANDSTILL_MAX.as_nanos()));
+            self.server.hold_device(until);
+            self.note(format_args!("the device stands still until {until}"));
+        }
+        if self.random.permille(faults.leave) && !self.clients[client].session.is_absent(self.now())
+        {
+            let until = self.now() + Nanos(self.random.below(ABSENCE_MAX.as_nanos()));
+            let silently = self.random.coin();
+            let now = self.now();
+            self.note(format_args!("client {client} is away until {until}"));
+            self.clients[client].session.leave(now, until, silently);
+        }
+        if self.random.permille(faults.restart) {
+            self.restart_client(client);
+        }
+        if self.random.permille(faults.kill) && self.server.is_running() {
+            let power_fails = self.random.permille(faults.power);
+            self.kill(power_fails);
+        }
+    }
+
+    fn restart_client(&mut self, client: usize) {
+        self.note(format_args!("client {client} starts again"));
+        let side = &mut self.clients[client];
+        let forgotten = side.session.restart();
+        side.stage = Stage::New;
+        side.again.clear();
+        self.forget(client, &forgotten);
+    }
+
+    /// A client knows nothing of its operations and opens any more.
+    fn forget(&mut self, client: usize, operations: &[OperationId]) {
+        let mut pending = self.model.pending.iter();
+        let others: Vec<OperationId> = pending
+            .by_ref()
+            .filter(|(_, it)| it.client == client)
+            .map(|(id, _)| *id)
+            .collect();
+        self.must_audit |= !operations.is_empty() || !others.is_empty();
+        self.model.doubt(operations);
+        self.model.doubt(&others);
+        // Its files stay open until its next session begins.
+        self.model.opens.retain(|(it, _), _| *it != client);
+    }
+
+    /// Kills the server. It starts again soon.
+    pub(super) fn kill(&mut self, power_fails: bool) {
+        self.note(format_args!(
+            "the server is killed; power fails: {power_fails}"
+        ));
+        self.kills += 1;
+        self.server.kill(power_fails);
+        let down = Nanos(self.random.below(DOWNTIME_MAX.as_nanos()));
+        self.server_starts_at = Some(self.now() + down);
+        self.must_audit = true;
+        self.auditor_is_ready = false;
+        self.answer_of_auditor = None;
+        self.auditor.restart();
+        match self.server.is_durable() {
+            true => self.model.server_killed(),
+            false => self.model.everything_lost(),
+        }
+        for side in &mut self.clients {
+            side.again.clear();
+        }
+    }
+
+    /// Starts the server if it is time.
+    fn start_server(&mut self) -> Result<(), String> {
+        if self.server_starts_at.is_none_or(|it| it > self.now()) {
+            return Ok(());
+        }
+        self.server_starts_at = None;
+        self.note(format_args!("the server starts"));
+        for side in &mut self.clients {
+            if side.stage == Stage::Ready {
+                (side.stage, side.continues) = (Stage::Probing, true);
+            }
+        }
+        self.server.start()
+    }
+
+    /// The clients that can begin an operation.
+    fn ready(&self) -> Vec<usize> {
+        let sides = self.clients.iter().enumerate();
+        let ready = sides.filter(|(_, it)| it.stage == Stage::Ready && it.session.is_free());
+        ready.map(|(client, _)| client).collect()
+    }
+
+    /// Lets time pass until a client can begin an operation, but not forever.
+    fn await_client(&mut self) -> Result<(), String> {
+        let latest = self.now() + AWAIT_MAX;
+        while self.ready().is_empty() && self.now() < latest {
+            self.step(latest)?;
+        }
+        Ok(())
+    }
+
+    /// One client begins an operation.
+    fn act(&mut self) {
+        let ready = self.ready();
+        if ready.is_empty() || self.must_audit {
+            return;
+        }
+        let client = self.random.pick(&ready);
+        let (model, random) = (&mut self.model, &mut self.random);
+        if let Some(action) = workload::draw(model, client, &self.swarm, random) {
+            self.begin(client, action);
+        }
+    }
+
+    fn begin(&mut self, client: usize, action: Action) {
+        let id = self.model.next_operation();
+        self.note(format_args!("client {client} begins {id}: {action:?}"));
+        match action {
+            Action::Open { object } => {
+                self.model.objects[object].may_be_open.insert(client);
+            }
+            Action::Close { object } => {
+                if let Some(open) = self.model.opens.get_mut(&(client, object)) {
+                    open.is_closing = true;
+                }
+            }
+            _ => {}
+        }
+        let claims = action.claims(&self.model);
+        self.model.begin(id, client, action, claims);
+        self.send(client, id);
+    }
+
+    fn send(&mut self, client: usize, id: OperationId) {
+        let now = self.now();
+        let side = &mut self.clients[client];
+        if let Some(pending) = self.model.pending.get(&id) {
+            let action = &pending.action;
+            action.with_operations(&self.model, client, |operations| {
+                side.session.send(id, operations, action.is_kept(), now);
+            });
+        }
+    }
+
+    /// Lets time pass.
+    pub(super) fn run_for(&mut self, duration: Nanos) -> Result<(), String> {
+        let end = self.now() + duration;
+        while self.now() < end {
+            self.step(end)?;
+        }
+        Ok(())
+    }
+
+    /// One turn of the server and every client, and the time until the next one.
+    pub(super) fn step(&mut self, latest: Nanos) -> Result<(), String> {
+        self.start_server()?;
+        let mut is_busy = self.server.turn();
+        for client in 0..self.clients.len() {
+            is_busy |= self.pump(client)?;
+        }
+        is_busy |= self.pump_auditor()?;
+        let now = self.now();
+        self.idle_steps = match is_busy {
+            true => 0,
+            false => (self.idle_steps + 1).min(IDLE_STEPS_MAX),
+        };
+        let soon = now + Nanos(self.random.between(200, 3000));
+        let next = match is_busy {
+            true => soon,
+            false => {
+                let dues = self
+                    .clients
+                    .iter()
+                    .filter_map(|it| it.session.next_due(now));
+                let again = self.clients.iter().flat_map(|it| &it.again).map(|it| it.0);
+                let dues = dues.chain(again).chain(self.server.next_due());
+                let dues = dues.chain(self.server_starts_at);
+                let dues = dues.chain(self.auditor.next_due(now));
+                // What waits for something else is due at once, again and again.
+                let pause = Nanos(IDLE_STEP.as_nanos() << self.idle_steps);
+                dues.min().unwrap_or(latest).max(now + pause)
+            }
+        };
+        self.time.set(next.min(latest.max(now + Nanos(1))));
+        Ok(())
+    }
+
+    /// Lets a client receive and send. Returns whether it has done something.
+    fn pump(&mut self, client: usize) -> Result<bool, String> {
+        let now = self.now();
+        let session = &mut self.clients[client].session;
+        let events = session.pump(now, self.server.listener());
+        let events = events.map_err(|error| format!("client {client}: {error}"))?;
+        let mut is_busy = !events.is_empty();
+        for event in events {
+            self.handle(client, event)?;
+        }
+        let mut index = 0;
+        while index < self.clients[client].again.len() {
+            let side = &mut self.clients[client];
+            if side.again[index].0 > now || !side.session.is_free() {
+                index += 1;
+                continue;
+            }
+            let (_, id) = side.again.swap_remove(index);
+            self.send(client, id);
+            is_busy = true;
+        }
+        if self.clients[client].continues && self.clients[client].session.is_free() {
+            self.continue_stage(client);
+            is_busy = true;
+        }
+        Ok(is_busy)
+    }
+
+    fn handle(&mut self, client: usize, event: Event) -> Result<(), String> {
+        match event {
+            Event::Established => {
+                self.note(format_args!("client {client} has a session"));
+                self.established(client);
+            }
+            Event::SessionLost(operations) => {
+                self.note(format_args!("client {client} has lost its session"));
+                let side = &mut self.clients[client];
+                side.stage = Stage::New;
+                side.again.clear();
+                let has_lost = self
+                    .model
+                    .opens
+                    .iter()
+                    .any(|((it, _), open)| *it == client && open.is_lost);
+                match has_lost {
+                    true => self.model.doubt(&operations),
+                    false => self.forget(client, &operations),
+                }
+            }
+            Event::ReplyLost(id) => {
+                let now = self.now();
+                self.clients[client].again.push((now, id));
+            }
+            Event::Answered(id, answer) => {
+                self.answered += 1;
+                let verdict = self.model.answered(id, &answer, self.swarm.is_tight);
+                let verdict = verdict.map_err(|error| format!("client {client}: {id}: {error}"))?;
+                let status = answer.results()?.0;
+                self.note(format_args!(
+                    "client {client}: {id} is answered: {status:?}"
+                ));
+                match verdict {
+                    Verdict::Again { pauses } => {
+                        let pause = match pauses {
+                            true => Nanos(self.random.below(RETRY_AFTER_MAX.as_nanos())),
+                            false => Nanos::ZERO,
+                        };
+                        let at = self.now() + pause;
+                        self.clients[client].again.push((at, id));
+                    }
+                    Verdict::Ended if self.clients[client].stage != Stage::Ready => {
+                        self.clients[client].continues = true;
+                    }
+                    Verdict::Ended => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A client has a new session: it reclaims what it had before the server was killed.
+    fn established(&mut self, client: usize) {
+        let opens = self.model.opens.iter();
+        let lost: Vec<ObjectId> = opens
+            .filter(|((it, _), open)| *it == client && open.is_lost)
+            .map(|((_, object), _)| *object)
+            .collect();
+        if lost.is_empty() {
+            self.model.drop_opens(client);
+        }
+        self.clients[client].stage = Stage::Reclaiming(lost);
+        self.clients[client].continues = true;
+    }
+
+    fn continue_stage(&mut self, client: usize) {
+        let side = &mut self.clients[client];
+        side.continues = false;
+        match &mut side.stage {
+            Stage::New | Stage::Ready => {}
+            Stage::Reclaiming(objects) => match objects.pop() {
+                Some(object) => self.begin(client, Action::Reclaim { object }),
+                None => {
+                    side.stage = Stage::Completing;
+                    self.begin(client, Action::ReclaimComplete);
+                }
+            },
+            Stage::Completing => side.stage = Stage::Ready,
+            Stage::Probing => {
+                side.stage = Stage::Completing;
+                self.begin(client, Action::Renew);
+            }
+        }
+    }
+
+    /// Closes a file of a client.
+    pub(super) fn close(&mut self, client: usize, object: ObjectId) -> Result<(), String> {
+        while !self.clients[client].session.is_free() {
+            self.step(self.now() + RETRY_AFTER_MAX)?;
+        }
+        self.begin(client, Action::Close { object });
+        self.quiesce()
+    }
+
+    /// Lets everything that was begun end.
+    pub(super) fn quiesce(&mut self) -> Result<(), String> {
+        let latest = self.now() + PATIENCE;
+        loop {
+            let is_ready = |it: &ClientSide| {
+                it.stage == Stage::Ready && it.session.is_idle() && it.again.is_empty()
+            };
+            let is_quiet = self.clients.iter().all(is_ready) && self.model.pending.is_empty();
+            if is_quiet && self.server.is_running() && self.server.counts().1 == 0 {
+                return Ok(());
+            }
+            if self.now() >= latest {
+                let waiting: Vec<_> = self.model.pending.values().collect();
+                let stages: Vec<_> = self.clients.iter().map(|it| &it.stage).collect();
+                let count = self.server.counts();
+                return Err(format!(
+                    "not answered in {PATIENCE}: {waiting:?}; {stages:?}; the server has {count:?}"
+                ));
+            }
+            self.step(latest)?;
+        }
+    }
+
+    fn pump_auditor(&mut self) -> Result<bool, String> {
+        let now = self.now();
+        let events = self.auditor.pump(now, self.server.listener());
+        let events = events.map_err(|error| format!("auditor: {error}"))?;
+        let is_busy = !events.is_empty();
+        for event in events {
+            match event {
+                Event::Established => self.auditor_is_ready = true,
+                Event::SessionLost(_) => self.auditor_is_ready = false,
+                Event::ReplyLost(_) => return Err("auditor: a reply was lost".to_owned()),
+                Event::Answered(_, answer) => self.answer_of_auditor = Some(answer),
+            }
+        }
+        Ok(is_busy)
+    }
+
+    /// Sends operations of the auditor and waits for the answer; again, while the server wants that.
+    pub(super) fn ask(
+        &mut self,
+        operations: &[files_spec::operations::Operation<'_>],
+    ) -> Result<Answer, String> {
+        let latest = self.now() + PATIENCE;
+        let mut is_sent = false;
+        loop {
+            // A request is lost with its session.
+            is_sent &= self.auditor_is_ready;
+            if !is_sent && self.auditor_is_ready && self.auditor.is_free() {
+                let now = self.now();
+                self.next_of_auditor += 1;
+                self.auditor
+                    .send(self.next_of_auditor, operations, false, now);
+                is_sent = true;
+            }
+            if let Some(answer) = self.answer_of_auditor.take() {
+                let status = answer.results()?.0;
+                let waits = [files_spec::Status::DELAY, files_spec::Status::GRACE];
+                if !waits.contains(&status) {
+                    return Ok(answer);
+                }
+                is_sent = false;
+                self.run_for(RETRY_AFTER_MAX)?;
+            }
+            if self.now() >= latest {
+                return Err(format!("the auditor is not answered: {operations:?}"));
+            }
+            self.step(latest)?;
+        }
+    }
+}
