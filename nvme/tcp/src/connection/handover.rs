@@ -11,7 +11,8 @@
 //! connects to the process that serves.
 //!
 //! A connection that is *resumed*, in the old process or in the new one, interprets the kept bytes
-//! before it receives others.
+//! before it receives others. The old process may resume it at any moment: data of a request that
+//! has begun are received to their end first, because the kept bytes are before them in the stream.
 
 use arrayvec::ArrayVec;
 use nvme_handover::{Bytes, QueueRecord, SkippedData, State, TcpConnectionRecord, TcpPhase};
@@ -45,8 +46,19 @@ pub(super) struct HeldBack {
     bytes: Vec<u8>,
     /// Number of command capsules in the bytes.
     commands: usize,
-    /// After [`Connection::resume`]: the number of bytes that are interpreted already.
-    resumed: Option<usize>,
+    stage: Stage,
+}
+
+/// How far a hold is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// Bytes are kept.
+    #[default]
+    Keeping,
+    /// As before, until the kept bytes can be interpreted: [`Connection::resume`] was called.
+    Ending,
+    /// This number of the kept bytes is interpreted.
+    Interpreting(usize),
 }
 
 /// The reason for which a connection cannot be restored.
@@ -98,7 +110,7 @@ impl<S: ByteStream> Connection<S> {
     /// Whether it is held and not resumed.
     pub(super) fn is_held(&self) -> bool {
         let held_back = self.held_back.as_ref();
-        held_back.is_some_and(|it| it.resumed.is_none())
+        held_back.is_some_and(|it| !matches!(it.stage, Stage::Interpreting(_)))
     }
 
     /// Whether it waits to be resumed before it receives anything.
@@ -164,6 +176,10 @@ impl<S: ByteStream> Connection<S> {
             return false;
         }
         while self.phase == Phase::Held {
+            if self.end_hold() {
+                self.interpret(cx);
+                return false;
+            }
             if !self.needs_input() {
                 self.receive_nothing();
                 return false;
@@ -346,31 +362,46 @@ impl<S: ByteStream> Connection<S> {
 
     /// Ends the hold: interprets what was kept, and then receives again.
     pub(crate) fn resume(&mut self, cx: &mut Context<'_>) {
-        let Some(held_back) = &mut self.held_back else {
-            return;
+        if let Some(held_back) = &mut self.held_back
+            && held_back.stage == Stage::Keeping
+        {
+            held_back.stage = Stage::Ending;
+            self.consume_in_buffer(cx);
+        }
+    }
+
+    /// Begins to interpret the kept bytes if the hold is to end and they are what is next. Returns
+    /// whether it does.
+    fn end_hold(&mut self) -> bool {
+        let held_back = self.held_back.as_ref();
+        let Some(held_back) = held_back.filter(|it| it.stage == Stage::Ending) else {
+            return false;
         };
-        if held_back.resumed.is_some() {
-            return;
+        let (skipped, is_empty) = (held_back.skipped, held_back.bytes.is_empty());
+        self.expecting = match self.expecting {
+            Expecting::Data {
+                sink: Sink::Nothing,
+                ..
+            } => expecting_skipped(skipped),
+            // A command whose data have not arrived is interpreted from its header on.
+            Expecting::Header
+            | Expecting::Data {
+                sink: Sink::Aside, ..
+            }
+            | Expecting::Digest {
+                sink: Sink::Aside, ..
+            } => {
+                self.keep(self.receiver.buffered().len());
+                Expecting::Header
+            }
+            // Data of a request that has begun.
+            expecting if is_empty => expecting,
+            Expecting::Data { .. } | Expecting::Digest { .. } => return false,
+        };
+        if let Some(held_back) = &mut self.held_back {
+            held_back.stage = Stage::Interpreting(0);
         }
-        held_back.resumed = Some(0);
-        let skipped = held_back.skipped;
-        if self.receives_nothing() {
-            let sink = Sink::Discard;
-            self.expecting = match skipped {
-                Some(SkippedData {
-                    remaining: 0,
-                    digest: true,
-                }) => Expecting::Digest { sink, bytes: 0 },
-                Some(SkippedData { remaining, digest }) if remaining > 0 => Expecting::Data {
-                    sink,
-                    bytes: remaining as usize,
-                    remaining: remaining as usize,
-                    digest,
-                },
-                Some(_) | None => Expecting::Header,
-            };
-        }
-        self.consume_in_buffer(cx);
+        true
     }
 
     /// Interprets kept bytes, until none is left or the stream has to wait for a lease. The
@@ -382,13 +413,15 @@ impl<S: ByteStream> Connection<S> {
             let Some(held_back) = &mut self.held_back else {
                 return;
             };
-            let done = held_back.resumed.unwrap_or(0);
+            let Stage::Interpreting(done) = held_back.stage else {
+                return;
+            };
             let left = &held_back.bytes[done..];
             let room = self.receiver.room();
             let count = left.len().min(room.len()).min(room_bytes);
             room[..count].copy_from_slice(&left[..count]);
             self.receiver.filled(count);
-            held_back.resumed = Some(done + count);
+            held_back.stage = Stage::Interpreting(done + count);
             let is_last = count == left.len();
             self.phase = self.resumed_phase();
             if is_last {
@@ -443,7 +476,7 @@ impl<S: ByteStream> Connection<S> {
             skipped: record.skipped,
             bytes: record.received.0.clone(),
             commands: 0,
-            resumed: None,
+            stage: Stage::Keeping,
         }));
         Ok(())
     }
@@ -472,6 +505,25 @@ impl<S: ByteStream> Connection<S> {
         self.serve(cx, queue, &info);
         self.slots = slots;
         Ok(())
+    }
+}
+
+/// What is next in the stream of a connection that has received nothing since: the rest of data that
+/// is discarded, or a header.
+fn expecting_skipped(skipped: Option<SkippedData>) -> Expecting {
+    let sink = Sink::Discard;
+    match skipped {
+        Some(SkippedData {
+            remaining: 0,
+            digest: true,
+        }) => Expecting::Digest { sink, bytes: 0 },
+        Some(SkippedData { remaining, digest }) if remaining > 0 => Expecting::Data {
+            sink,
+            bytes: remaining as usize,
+            remaining: remaining as usize,
+            digest,
+        },
+        Some(_) | None => Expecting::Header,
     }
 }
 

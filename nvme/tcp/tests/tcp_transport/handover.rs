@@ -346,6 +346,85 @@ fn a_held_connection_can_be_resumed() {
     assert_eq!(stage.leases_out(), 0);
 }
 
+/// A hold may end before it is quiet, because a host does not send the data that a request waits for.
+/// The kept bytes are interpreted in their place, wherever the stream is cut then.
+#[test]
+fn a_hold_can_end_at_any_byte() {
+    let bytes = 4 * BLOCK_BYTES;
+    for data_digest in [false, true] {
+        let (mut cut, mut length) = (0, 1);
+        while cut <= length {
+            let device = ram();
+            let mut stage = Stage::new(&device, ARENA);
+            let (mut admin, mut io) = stage.attach(32);
+            if data_digest {
+                (admin, io) = attach_with_digest(&mut stage);
+            }
+            let write = Sqe::write(1, 8, 3, false).with_cid(1);
+            io.send_as(write.with_sgl(SglDescriptor::transport(bytes as u32)), &[]);
+            let pdus = settle(&mut stage, &io);
+            let [TargetPdu::Request(1, tag)] = pdus[..] else {
+                panic!("no R2T: {pdus:?}")
+            };
+            let stream = stream_before_awaited_data(&io, tag, bytes);
+            length = stream.len();
+            stage.set.hold(stage.now);
+            io.send_bytes(&stream[..cut]);
+            let mut found = settle(&mut stage, &io);
+            stage.set.resume(stage.now);
+            found.extend(settle(&mut stage, &io));
+            io.send_bytes(&stream[cut..]);
+            found.extend(settle(&mut stage, &io));
+            assert_eq!(found.len(), 4, "cut {cut}: {found:?}");
+            for cid in [1, 3] {
+                let is_it = |pdu: &TargetPdu| matches!(pdu, TargetPdu::Response(cqe) if cqe.cid.get() == cid && cqe.status().is_success());
+                assert!(found.iter().any(is_it), "cut {cut}: {found:?}");
+            }
+            for (block, content) in [(8, 7), (11, 7), (20, 9), (21, 0)] {
+                let read = Sqe::read(1, block, 0).with_sgl(SglDescriptor::transport(512));
+                io.send_as(read.with_cid(9), &[]);
+                let pdus = settle(&mut stage, &io);
+                assert_eq!(pdus, [TargetPdu::Data(9, true, content)], "cut {cut}");
+            }
+            assert_eq!(stage.leases_out(), 0);
+            drop(admin);
+            // Within headers at each byte.
+            cut += if cut % 536 < 80 || length - cut < 80 {
+                1
+            } else {
+                37
+            };
+        }
+    }
+}
+
+/// A read, half of the data of a request, a write in its capsule, the other half, and a read.
+fn stream_before_awaited_data(io: &Host, tag: u16, bytes: usize) -> Vec<u8> {
+    let mut stream = Vec::new();
+    let mut append = |header: &[u8], data: &[u8]| {
+        stream.extend(header);
+        stream.extend(data);
+        if !data.is_empty() && io.framing.data_digest {
+            stream.extend(crc_fast::crc32_iscsi(data).to_le_bytes());
+        }
+    };
+    let read = Sqe::read(1, 8, 0).with_sgl(SglDescriptor::transport(512));
+    let read = |cid| CapsuleCmd::new(read.with_cid(cid), 0, io.framing);
+    let half = |offset: usize, last: bool| {
+        H2cData::new(1, tag, offset as u32, bytes as u32 / 2, last, io.framing)
+    };
+    let data = vec![7; bytes / 2];
+    append(read(2).as_bytes(), &[]);
+    append(half(0, false).as_bytes(), &data);
+    let small = Sqe::write(1, 20, 0, false).with_cid(3);
+    let small = small.with_sgl(SglDescriptor::in_capsule(0, 512));
+    let small = CapsuleCmd::new(small, 512, io.framing);
+    append(small.as_bytes(), &[9; BLOCK_BYTES]);
+    append(half(bytes / 2, true).as_bytes(), &data);
+    append(read(4).as_bytes(), &[]);
+    stream
+}
+
 /// The bytes that a hold has kept wait for memory when the next hold begins, as they may after a new
 /// process has failed. The connection is held when they are interpreted.
 #[test]
