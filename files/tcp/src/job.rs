@@ -97,6 +97,7 @@ impl Job {
     }
 
     /// Frees the data of the reply's holes from this one on.
+    #[inline]
     pub(crate) fn truncate_payloads(&mut self, count: usize) {
         while self.payloads.len() > count {
             let last = self.payloads.pop();
@@ -115,6 +116,7 @@ impl Job {
     }
 
     /// Appends the parts of the reply behind its first `skip` bytes, as many as there is room for.
+    #[inline]
     pub(crate) fn gather<'j>(
         &'j self,
         mut skip: usize,
@@ -178,6 +180,7 @@ impl Jobs {
     }
 
     /// An unused job, to be given to [`Self::admit`]; `None` if the limit is reached.
+    #[inline]
     pub(crate) fn unused(&mut self) -> Option<Box<Job>> {
         if self.len() >= REQUESTS_MAX {
             return None;
@@ -186,11 +189,13 @@ impl Jobs {
     }
 
     /// Returns a job that was not admitted.
+    #[inline]
     pub(crate) fn give_back(&mut self, job: Box<Job>) {
         self.unused.push(job);
     }
 
     /// Gives a job its key.
+    #[inline]
     pub(crate) fn admit(&mut self, job: &Job) -> JobKey {
         self.record_bytes += job.record.len();
         let index = self.free.pop().unwrap_or_else(|| {
@@ -213,6 +218,7 @@ impl Jobs {
         self.record_bytes += record.len();
     }
 
+    #[inline]
     pub(crate) fn get(&self, key: JobKey) -> Option<&Job> {
         let slot = self.slots.get(usize::from(key.index))?;
         slot.job
@@ -221,6 +227,7 @@ impl Jobs {
     }
 
     /// Takes a job to work on it; `None` for a stale key.
+    #[inline]
     pub(crate) fn take(&mut self, key: JobKey) -> Option<Box<Job>> {
         let slot = self.slots.get_mut(usize::from(key.index))?;
         match slot.generation == key.generation {
@@ -230,6 +237,7 @@ impl Jobs {
     }
 
     /// Puts a job back.
+    #[inline]
     pub(crate) fn put(&mut self, key: JobKey, job: Box<Job>) {
         self.slots[usize::from(key.index)].job = Some(job);
     }

@@ -170,11 +170,13 @@ impl Network for Sockets {
         Ok(epoll::add(&self.epoll, stream, data, EventFlags::IN)?)
     }
 
+    #[inline]
     fn watch(&mut self, stream: &TcpStream, number: u64, interest: Interest) -> io::Result<()> {
         let data = epoll::EventData::new_u64(number);
         Ok(epoll::modify(&self.epoll, stream, data, flags(interest))?)
     }
 
+    #[inline]
     fn poll(&mut self, ready: &mut Vec<Ready>) {
         ready.clear();
         self.events.clear();

@@ -84,6 +84,7 @@ impl Receiver {
     ///
     /// # Errors
     /// A record exceeds its limits: the connection must be closed.
+    #[inline]
     pub(crate) fn next(&mut self, memory: &mut Vec<u8>) -> Result<Received<'_>, RecordError> {
         loop {
             let arrived = &self.buffer[self.begin..self.end];

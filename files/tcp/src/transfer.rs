@@ -107,6 +107,7 @@ pub(crate) enum Next {
 
 impl Transfer {
     /// A read of these ranges, in unused memory.
+    #[inline]
     pub(crate) fn read(
         device: Device,
         ranges: &[Range],
