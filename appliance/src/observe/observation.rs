@@ -11,13 +11,14 @@ use files_server::ShareCounters;
 use files_tcp::VolumeLevels;
 use hugemem::ArenaCounters;
 use nvme_target::{
-    DeviceIndex, KeyUse, PaceSnapshot, PortId, RateLimitSnapshot, TargetLatency, TargetSnapshot,
+    DeviceIndex, KeyUse, PaceSnapshot, RateLimitSnapshot, TargetLatency, TargetSnapshot,
     TargetStatuses,
 };
 use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
 use super::model::{BUFFER_WAIT_MAX_NS, OperationSample, TargetStatus, lost_rdma};
 use super::sources::Sources;
+use crate::exports::BoundPort;
 use crate::files::Files;
 use crate::operator_states::OperatorStates;
 
@@ -37,10 +38,8 @@ pub(crate) struct Observation {
     /// The ANA states that operators have set.
     pub(crate) operator_states: OperatorStates,
     pub(crate) config_path: Option<PathBuf>,
-    /// The bound address of each listener of the configuration.
-    pub(crate) addresses: Vec<Option<String>>,
-    /// The port of each listener, in the same order.
-    pub(crate) ports: Vec<Option<PortId>>,
+    /// The bound port of each listener of the configuration.
+    pub(crate) ports: Vec<Option<BoundPort>>,
     pub(crate) target: TargetSnapshot,
     /// The time of the reactors' clock.
     pub(crate) now: Nanos,
@@ -190,12 +189,7 @@ impl Observation {
             ports: config
                 .listeners
                 .iter()
-                .map(|listener| Some(ports.get(&listener.name)?.id))
-                .collect(),
-            addresses: config
-                .listeners
-                .iter()
-                .map(|listener| Some(ports.get(&listener.name)?.address.to_string()))
+                .map(|listener| ports.get(&listener.name))
                 .collect(),
             target: sources.target.snapshot(),
             now: sources.clock.now(),

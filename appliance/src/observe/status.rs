@@ -6,8 +6,8 @@ use std::time::UNIX_EPOCH;
 use appliance_config::{Config, Device, Export, Key, Listener, Name};
 use block::{Damage, Health, HealthState, HealthWarnings};
 use nvme_target::{
-    ControllerSnapshot, ControllerState, IoTotals, PortId, QueueAuthentication, QueueChannel,
-    Stage, StatusCounts,
+    ControllerSnapshot, ControllerState, IoTotals, QueueAuthentication, QueueChannel, Stage,
+    StatusCounts,
 };
 use reactors::Nanos;
 
@@ -235,12 +235,12 @@ impl Observation {
                 == 1
         };
         listeners()
-            .enumerate()
-            .map(|(index, listener)| {
+            .zip(&self.ports)
+            .map(|(listener, port)| {
                 let connections = self.connections(listener.transport.word());
                 ListenerStatus::read(ListenerInput {
                     listener,
-                    bound: self.addresses.get(index).cloned().flatten(),
+                    bound: port.map(|port| port.address.to_string()),
                     connections: connections.filter(|_| alone(listener)),
                 })
             })
@@ -248,9 +248,8 @@ impl Observation {
     }
 
     fn host(&self, controller: &ControllerSnapshot) -> HostStatus {
-        let is_its = |port: &Option<PortId>| *port == Some(controller.port);
-        let listener = self.ports.iter().position(is_its);
-        let listener = listener.and_then(|place| self.config.listeners.get(place));
+        let mut listeners = self.config.listeners.iter().zip(&self.ports);
+        let listener = listeners.find(|(_, port)| port.is_some_and(|it| it.id == controller.port));
         let hexadecimal = controller.host_id.iter().map(|byte| format!("{byte:02x}"));
         HostStatus {
             nqn: controller.host_nqn.clone(),
@@ -262,7 +261,7 @@ impl Observation {
                 nvme_target::ControllerKind::Discovery => ControllerKind::Discovery,
             },
             state: controller_state(controller.state).to_owned(),
-            transport: listener.map(|it| it.transport.word().to_owned()),
+            transport: listener.map(|(it, _)| it.transport.word().to_owned()),
             address: None,
             authentication: controller
                 .authentication

@@ -593,9 +593,9 @@ fn compare_and_write_waits_for_earlier_copies() {
     }
 }
 
-/// A host's fence holds a Copy back like a write.
-#[test]
-fn fence_holds_copies_back() {
+/// A world with blocks to copy, in which a device holds a write of a host. Returns its queue at another
+/// reactor, whose end raises a fence.
+fn with_held_write() -> (World, Link) {
     let mut world = World::new();
     let lost = world.enabled(1);
     let far = world.io_queue(1, lost, 1);
@@ -605,6 +605,13 @@ fn fence_holds_copies_back() {
     let sqe = sqe.with_sgl(SglDescriptor::transport(512));
     world.start(far, sqe, &[8; 512]).expect_err("held");
     world.fault.arm(HOLD, false);
+    (world, far)
+}
+
+/// A host's fence holds a Copy back like a write.
+#[test]
+fn fence_holds_copies_back() {
+    let (mut world, far) = with_held_write();
     let admin = world.enabled_by(0, &ConnectOptions::default());
     let io = world.io_queue(0, admin, 1);
     world.close(far);

@@ -578,15 +578,7 @@ fn rates_of_sources_apply() {
 /// A host's fence holds a Copy back, also while its source changes.
 #[test]
 fn fence_holds_copies_across_namespaces_back() {
-    let mut world = World::new();
-    let lost = world.enabled(1);
-    let far = world.io_queue(1, lost, 1);
-    fill(&mut world, far, RAM, 4);
-    world.fault.arm(HOLD, true);
-    let sqe = Sqe::write(RAM, TO, 0, false).with_cid(world.cid());
-    let sqe = sqe.with_sgl(SglDescriptor::transport(512));
-    world.start(far, sqe, &[8; 512]).expect_err("held");
-    world.fault.arm(HOLD, false);
+    let (mut world, far) = with_held_write();
     let admin = world.enabled_by(0, &ConnectOptions::default());
     enable(&mut world, admin);
     let io = world.io_queue(0, admin, 1);
