@@ -17,16 +17,6 @@ answers() { windlass status --socket $control > /dev/null 2>&1; }
 # holds_drive ADDRESS: whether the process that serves has the node of the drive's IOMMU group open.
 holds_drive() { find "/proc/$windlass/fd" -lname "$(node_of "$1")" | grep -q .; }
 
-# writer NAME FILE: writes and verifies until the file `upgraded` exists; prints how often.
-writer() {
-  local rounds=0
-  until [ -e /tmp/upgraded ]; do
-    verify "$1" "$2" 8 --rate=8m,8m
-    rounds=$((rounds + 1))
-  done
-  say "$1: $rounds rounds"
-}
-
 is_undisturbed() {
   is_live || fail "the controller is $(state)"
   [ "$(association)" = "$before" ] || fail "the host has connected again: $(association)"
@@ -64,9 +54,9 @@ told=$(windlass upgrade --dry-run --socket $control)
 say "$told"
 grep -qF "2 NVMe drive(s) are shut down and opened again" <<< "$told" || fail "not said"
 dmesg --clear
-writer "drive A" "$one" > /tmp/one.log 2>&1 &
+writer /tmp/upgraded "drive A" "$one" > /tmp/one.log 2>&1 &
 of_one=$!
-writer "drive B" "$other" > /tmp/other.log 2>&1 &
+writer /tmp/upgraded "drive B" "$other" > /tmp/other.log 2>&1 &
 of_other=$!
 sleep 1
 

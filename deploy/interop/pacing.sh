@@ -72,6 +72,14 @@ beside_each_other() {
   say "$1: p99 $(p99_ms) ms, the other host $(($(bytes_of greedy) >> 10)) KiB/s"
 }
 
+# both_greedy: loads both disks at the same time, as `heavy` and `light`.
+both_greedy() {
+  greedy heavy "$disk_one" &
+  local of_one=$!
+  greedy light "$disk_other" || fail "a host failed"
+  wait $of_one || fail "a host failed"
+}
+
 begin_with_drive() {
   modprobe nvme-tcp
   cd /tmp
@@ -108,14 +116,12 @@ apply "p99 = \"${target_ms}ms\"" ""
 beside_each_other "with a target"
 [ "$(p99_ms)" -le $((target_ms * 5 / 4)) ] || fail "the target is missed"
 [ "$(bytes_of greedy)" -ge $((drive_bytes / 2)) ] || fail "the other host gets less than half of the drive"
-paces | jq -e '.[0].reason == "latency" and .[0].throttled > 0' > /dev/null || true
+paces | jq -e '.[0].reason == "latency" and .[0].throttled > 0' > /dev/null ||
+  fail "the status does not say who waits"
 
 say "weights"
 apply "weight = 300" "weight = 100"
-greedy heavy "$disk_one" &
-of_one=$!
-greedy light "$disk_other" || fail "a host failed"
-wait $of_one || fail "a host failed"
+both_greedy
 heavy=$(bytes_of heavy) light=$(bytes_of light)
 say "weights of 300 and 100: $((heavy >> 10)) and $((light >> 10)) KiB/s; $(paces)"
 [ $((heavy * 10)) -ge $((light * 24)) ] && [ $((heavy * 10)) -le $((light * 36)) ] ||
@@ -124,10 +130,7 @@ say "weights of 300 and 100: $((heavy >> 10)) and $((light >> 10)) KiB/s; $(pace
 
 say "without them"
 apply "" ""
-greedy heavy "$disk_one" &
-of_one=$!
-greedy light "$disk_other" || fail "a host failed"
-wait $of_one || fail "a host failed"
+both_greedy
 say "$(($(bytes_of heavy) >> 10)) and $(($(bytes_of light) >> 10)) KiB/s; $(paces)"
 expect_quiet_kernel
 show nvme disconnect -n "$INTEROP_NQN"

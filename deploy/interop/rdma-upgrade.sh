@@ -11,24 +11,8 @@ control=/tmp/windlass.sock
 # The export of the host over TCP.
 other=$INTEROP_NQN-over-tcp
 
-# The host's ends of its connections over TCP.
-tcp_connections() {
-  ss -Htn state established dst "$fabric:$INTEROP_PORT" | awk '{ print $3 }' | sort
-}
-reconnections() { dmesg | grep -c "Successfully reconnected" || true; }
-has_reconnected() { [ "$(reconnections)" -gt "$1" ]; }
 is_over() { [ ! -e "/proc/$1" ]; }
 answers() { windlass status --socket $control > /dev/null 2>&1; }
-
-# writer NAME FILE OPTION…: writes and verifies until the file `upgraded` exists; prints how often.
-writer() {
-  local rounds=0
-  until [ -e /tmp/upgraded ]; do
-    verify "$1" "$2" 8 --rate=8m,8m "${@:3}"
-    rounds=$((rounds + 1))
-  done
-  say "$1: $rounds rounds"
-}
 
 # upgrade: replaces the process; the host over RDMA connects again.
 upgrade() {
@@ -86,9 +70,9 @@ told=$(windlass upgrade --dry-run --socket $control)
 say "$told"
 grep -qF "1 host(s) over RDMA are disconnected and connect again" <<< "$told" || fail "not said"
 dmesg --clear
-writer "over TCP" "$vol" > /tmp/tcp.log 2>&1 &
+writer /tmp/upgraded "over TCP" "$vol" > /tmp/tcp.log 2>&1 &
 of_tcp=$!
-writer "over RDMA" "$ram" $across_failures > /tmp/rdma.log 2>&1 &
+writer /tmp/upgraded "over RDMA" "$ram" $across_failures > /tmp/rdma.log 2>&1 &
 of_rdma=$!
 sleep 1
 

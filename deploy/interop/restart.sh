@@ -56,23 +56,6 @@ END
   is_running || fail "not running"
 }
 
-# The host's ends of its connections over TCP.
-tcp_connections() {
-  ss -Htn state established dst "$fabric:$INTEROP_PORT" | awk '{ print $3 }' | sort
-}
-reconnections() { dmesg | grep -c "Successfully reconnected" || true; }
-has_reconnected() { [ "$(reconnections)" -gt "$1" ]; }
-
-# writer NAME FILE OPTION…: writes and verifies until the file `restarted` exists; prints how often.
-writer() {
-  local rounds=0
-  until [ -e /tmp/restarted ]; do
-    verify "$1" "$2" 8 --rate=8m,8m "${@:3}"
-    rounds=$((rounds + 1))
-  done
-  say "$1: $rounds rounds"
-}
-
 # restart: replaces the process, which continues from the descriptor store.
 restart() {
   local old began before
@@ -99,9 +82,9 @@ over_rdma
 ram=$(attach "$other" $host_b $id_b -i 2 --reconnect-delay=1 --ctrl-loss-tmo=300)
 say "over TCP $drive, over RDMA $ram; $(grep -c : <<< "$connections") connections over TCP"
 dmesg --clear
-writer "a drive over TCP" "$drive" > /tmp/tcp.log 2>&1 &
+writer /tmp/restarted "a drive over TCP" "$drive" > /tmp/tcp.log 2>&1 &
 of_tcp=$!
-writer "memory over RDMA" "$ram" $across_failures > /tmp/rdma.log 2>&1 &
+writer /tmp/restarted "memory over RDMA" "$ram" $across_failures > /tmp/rdma.log 2>&1 &
 of_rdma=$!
 sleep 1
 

@@ -53,16 +53,6 @@ association() {
   cat /sys/block/nvme*n*/uuid
 }
 
-# writer NAME FILE OPTION…: writes and verifies until the file `upgraded` exists; prints how often.
-writer() {
-  local rounds=0
-  until [ -e upgraded ]; do
-    verify "$@"
-    rounds=$((rounds + 1))
-  done
-  say "$1: $rounds rounds"
-}
-
 # upgrade OPTION…: replaces the process, which systemd has to follow.
 upgrade() {
   local old new answer
@@ -123,9 +113,9 @@ before=$(association)
 connections=$(grep -c : <<< "$before")
 say "$connections connections: $before"
 dmesg --clear
-writer "memory under upgrades" "$memory" 8 --rate=8m,8m > memory.log 2>&1 &
+writer upgraded "memory under upgrades" "$memory" > memory.log 2>&1 &
 of_memory=$!
-writer "a file system under upgrades" /mnt/data 8 --rate=8m,8m > files.log 2>&1 &
+writer upgraded "a file system under upgrades" /mnt/data > files.log 2>&1 &
 of_files=$!
 
 say "$upgrades hand-overs to the same program"

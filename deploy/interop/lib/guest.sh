@@ -176,6 +176,18 @@ verify() {
     > /dev/null || fail "$name: not all of it was verified"
 }
 
+# writer END NAME FILE OPTION…: writes and verifies 8 MiB, 8 MiB a second each, until the file END
+# exists; prints how often.
+writer() {
+  local end=$1 rounds=0
+  shift
+  until [ -e "$end" ]; do
+    verify "$1" "$2" 8 --rate=8m,8m "${@:3}"
+    rounds=$((rounds + 1))
+  done
+  say "$1: $rounds rounds"
+}
+
 # error_log: shows the entries of the controller's error log that are in use.
 error_log() {
   say "error log of $controller"

@@ -98,6 +98,14 @@ die() {
 over_rdma() { at_target=(-t rdma -a $fabric -s "$INTEROP_PORT"); }
 over_tcp() { at_target=(-t tcp -a $fabric -s "$INTEROP_PORT"); }
 
+# The host's ends of its connections over TCP.
+tcp_connections() {
+  ss -Htn state established dst "$fabric:$INTEROP_PORT" | awk '{ print $3 }' | sort
+}
+# How often a host has connected again since the kernel's log was cleared.
+reconnections() { dmesg | grep -c "Successfully reconnected" || true; }
+has_reconnected() { [ "$(reconnections)" -gt "$1" ]; }
+
 # discover_both: the log lists the subsystem once for each transport, over both transports.
 discover_both() {
   local log
