@@ -394,9 +394,13 @@ impl Host {
         let disk = self.choose_disk(env);
         let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
         let aim = self.aim(env, index, disk)?;
+        // A mask may permit writes while the command is on its way, and the judge has no part in it:
+        // hosts with a mask write as usual.
+        let is_protected = env.serving.read_only[disk];
         let random = &mut self.random;
         let made = match random.below(8) {
-            0..4 if aim.read_only => protected(random, &aim),
+            0..4 if is_protected => protected(random, &aim),
+            0..4 if aim.read_only => None,
             0..2 => bad_range(random, &aim),
             2 | 3 => bad_field(random, &aim),
             4 if !aim.read_only => short_list(random, &aim),
