@@ -598,6 +598,7 @@ impl Host {
             self.poll_status_at,
             self.next_probe(),
             self.next_event_step(),
+            self.next_end_of_misuse(),
         ];
         [down, keep_alive]
             .into_iter()

@@ -7,9 +7,9 @@
 use nvme_spec::Sqe;
 use reactors::Nanos;
 
-use super::connection::{Damage, Sending, Transfer};
+use super::connection::{Connection, Damage, Sending, Transfer};
 use super::invalid::GARBAGE;
-use super::{Command, Host, HostEnv};
+use super::{Command, DEADLINE_CHECK, Host, HostEnv};
 use crate::judge::Violation;
 
 /// Maximum time without progress after which the target has ended a connection that holds memory:
@@ -81,15 +81,17 @@ impl Host {
     /// was sent before the host stopped receiving, or they were refused before the transfer.
     pub(super) fn end_misuse(&mut self, now: Nanos) {
         for connection in &mut self.io {
-            let queue = &connection.queue;
-            let is_over = queue.misused_until.is_some_and(|until| until <= now);
-            let is_free =
-                queue.withheld_since.is_none() && connection.outstanding().next().is_none();
-            if is_over && is_free {
+            if released_at(connection).is_some_and(|at| at <= now) {
                 connection.queue.misused_until = None;
                 connection.closing = false;
             }
         }
+    }
+
+    /// When it makes a connection usable again, which may be the next thing that happens.
+    pub(super) fn next_end_of_misuse(&self) -> Option<Nanos> {
+        let released = self.io.iter().filter_map(released_at).min()?;
+        Some(released.max(self.deadlines_checked_at + DEADLINE_CHECK))
     }
 
     /// Checks that no connection holds memory without progress for too long.
@@ -102,4 +104,11 @@ impl Host {
         }
         Ok(())
     }
+}
+
+/// When a misused connection is usable again, if the target holds none of its commands any more.
+fn released_at(connection: &Connection) -> Option<Nanos> {
+    let is_free =
+        connection.queue.withheld_since.is_none() && connection.outstanding().next().is_none();
+    connection.queue.misused_until.filter(|_| is_free)
 }
