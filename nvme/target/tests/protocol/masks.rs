@@ -16,7 +16,9 @@ use nvme_target::{
 };
 use zerocopy::FromBytes;
 
-use crate::harness::{CACHED, ConnectOptions, HOST, Link, PLAIN, RAM, READ_ONLY, SUBSYSTEM, World};
+use crate::harness::{
+    CACHED, CLOSED_SUBSYSTEM, ConnectOptions, HOST, Link, PLAIN, RAM, READ_ONLY, SUBSYSTEM, World,
+};
 
 /// A host without a mask.
 const OTHER: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-00000000000b";
@@ -106,6 +108,37 @@ fn read(nsid: u32) -> Sqe {
 
 fn write_status(world: &mut World, io: Link, nsid: u32) -> Status {
     world.write(io, write(nsid), &[3; 512]).status()
+}
+
+/// A host with a mask in each of two exports sees in each what that one's mask shows.
+#[test]
+fn a_mask_is_that_of_its_export() {
+    let limits = CoreLimits {
+        queues_max: 16,
+        executions_max: 1024,
+    };
+    let mut world = World::with(2, limits, |config| {
+        config.subsystems[0].masks = vec![mask(&[(PLAIN, MaskedAccess::Unrestricted)])];
+        config.subsystems[1].masks = vec![mask(&[(1, MaskedAccess::ReadOnly)])];
+    });
+    for (subsystem, seen, status) in [
+        (SUBSYSTEM, PLAIN, Status::SUCCESS),
+        (CLOSED_SUBSYSTEM, 1, Status::NAMESPACE_WRITE_PROTECTED),
+    ] {
+        let call = ConnectOptions {
+            subsystem,
+            ..ConnectOptions::default()
+        };
+        let admin = world.enabled_by(0, &call);
+        assert_eq!(list(&mut world, admin, Cns::ACTIVE_NAMESPACE_LIST), [seen]);
+        let io = ConnectOptions {
+            cntlid: admin.info.controller_id,
+            qid: 1,
+            ..call
+        };
+        let io = world.connect(0, &io);
+        assert!(write_status(&mut world, io, seen).is(status));
+    }
 }
 
 fn read_status(world: &mut World, io: Link, nsid: u32) -> Status {
