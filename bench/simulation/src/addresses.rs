@@ -258,6 +258,9 @@ impl Admissions {
             identity.peak = identity.peak.max(now).max(before.unwrap_or_default());
         }
         note_full_shares(env, &tally, limits);
+        if tally.anonymous > limits.unlisted() {
+            *env.crowded_out_at = env.now;
+        }
         let is_settled = !env.changing && env.changed_at + SETTLING_TIME < env.now;
         let judged = match &self.before {
             Some(before) if is_settled => judge(before, &tally, limits),

@@ -78,6 +78,8 @@ pub struct Environment {
     pub fenced: Vec<Nanos>,
     /// By host: when its next controller last exceeded the share of its name or address.
     pub at_share: Vec<Nanos>,
+    /// When anonymous hosts last had controllers that are reserved for hosts that exports name.
+    pub crowded_out_at: Nanos,
     /// By host: its controller's identifier, 0 without one.
     pub controllers: Vec<u16>,
     /// By disk: until when its completions may be late.
@@ -163,6 +165,7 @@ impl Environment {
             permission_changed: vec![Nanos::ZERO; swarm.hosts.len()],
             fenced: vec![Nanos::ZERO; swarm.hosts.len()],
             at_share: vec![Nanos::ZERO; swarm.hosts.len()],
+            crowded_out_at: Nanos::ZERO,
             controllers: vec![0; swarm.hosts.len()],
             disk_disturbed: vec![Nanos::ZERO; count],
             store: SimStore::new(seed, time.clone()),
@@ -207,6 +210,7 @@ impl Environment {
             permission_changed: &self.permission_changed,
             fenced: &self.fenced,
             at_share: &mut self.at_share,
+            crowded_out_at: &mut self.crowded_out_at,
             controllers: &mut self.controllers,
             store: &self.store,
             store_failures: &self.store_failures,

@@ -131,6 +131,9 @@ pub struct HostEnv<'a> {
     pub fenced: &'a [Nanos],
     /// By host: when its next controller last exceeded the share of its name or address.
     pub at_share: &'a mut [Nanos],
+    /// When anonymous hosts last had controllers that are reserved for hosts that exports name: after
+    /// a change of the configuration, until they leave.
+    pub crowded_out_at: &'a mut Nanos,
     /// By host: its controller's identifier, 0 without one.
     pub controllers: &'a mut [u16],
     /// The store of reservations.

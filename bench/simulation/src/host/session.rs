@@ -249,7 +249,8 @@ impl Host {
         if !is_busy || !is_roomy || !is_settled || env.stopping {
             return Ok(());
         }
-        if is_named {
+        let is_crowded_out = *env.crowded_out_at >= issued_at;
+        if is_named && !is_crowded_out {
             let what = "a host that an export names is refused for want of room";
             return Err(self.violation(env, what));
         }
