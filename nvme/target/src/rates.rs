@@ -251,21 +251,22 @@ impl QueueRates {
         }
     }
 
-    /// Takes the cost of a command from every rate if it may start now. Not inlined: the callers
-    /// are on the path of commands without a limit.
-    #[inline(never)]
+    /// Takes the cost of a command from every rate if it may start now.
+    #[inline]
     pub(crate) fn take(&self, charge: Charge, now: Nanos) -> bool {
+        let rates = self.of(charge.access);
+        let refuses =
+            |rate: &QueueRate| rate.counts(charge.device) && !rate.rate.take(charge.bytes, now);
         if self.waiting > 0 {
             return false;
         }
-        let rates = self.of(charge.access);
-        for (taken, rate) in rates.iter().enumerate() {
-            if rate.counts(charge.device) && !rate.rate.take(charge.bytes, now) {
+        match rates.iter().position(refuses) {
+            None => true,
+            Some(taken) => {
                 give_back(&rates[..taken], charge);
-                return false;
+                false
             }
         }
-        true
     }
 
     /// Takes the cost of a command that waits `since` then. Returns when it may start, and the position of the rate that
@@ -307,6 +308,8 @@ impl QueueRates {
     }
 }
 
+#[cold]
+#[inline(never)]
 fn give_back(rates: &[QueueRate], charge: Charge) {
     for rate in rates.iter().filter(|it| it.counts(charge.device)) {
         rate.rate.give_back(charge.bytes);

@@ -117,6 +117,8 @@ pub struct DeviceSet {
     attached: Cell<DeviceMask>,
     /// Devices whose completed writes may be in a volatile cache.
     volatile: Cell<DeviceMask>,
+    /// Devices that support direct placement.
+    direct: Cell<DeviceMask>,
     phase: Cell<Phase>,
     /// Devices whose flush for the drain has not completed.
     flushing_for_drain: Cell<DeviceMask>,
@@ -176,6 +178,7 @@ impl DeviceSet {
             turn: Cell::new(0),
             attached: Cell::new(0),
             volatile: Cell::new(0),
+            direct: Cell::new(0),
             phase: Cell::new(Phase::Serving),
             flushing_for_drain: Cell::new(0),
             flush_failed: Cell::new(false),
@@ -231,6 +234,7 @@ impl DeviceSet {
             queues.push(Box::new(EmptyQueue));
         }
         assign(&self.volatile, place, volatile);
+        assign(&self.direct, place, queue.supports_direct_placement());
         insert(&self.attached, place);
         queues[place] = queue;
     }
@@ -262,6 +266,7 @@ impl DeviceSet {
         }
         remove(&self.busy, place);
         remove(&self.volatile, place);
+        remove(&self.direct, place);
     }
 
     /// Notifies the queue of a device that the device has grown.
@@ -309,10 +314,7 @@ impl DeviceSet {
     #[inline]
     #[must_use]
     pub fn supports_direct_placement(&self, place: usize) -> bool {
-        let queues = self.queues.borrow();
-        queues
-            .get(place)
-            .is_some_and(|queue| queue.supports_direct_placement())
+        self.direct.get() & 1 << place != 0
     }
 
     /// [`DeviceQueue::place_directly`] of the device at `place`. `fill` must not call the set.

@@ -9,7 +9,7 @@ use reactors::Nanos;
 use super::authentication::{AUTHENTICATION_REQUIRED, is_authentication};
 use super::executions::Command;
 use super::gate;
-use super::queue::{Queue, QueueEvent, QueueKind, QueueState};
+use super::queue::{InlinePath, Queue, QueueEvent, QueueKind, QueueState};
 use super::{FailedCommand, TargetCore};
 use crate::admin::{AdminStep, with_result};
 use crate::config::ADMIN_EXECUTIONS_MAX;
@@ -34,7 +34,7 @@ impl TargetCore {
         self.counters.commands.add(1);
         entry.shared.note_traffic();
         // Separate from other commands, so that the work is built in place for the caller.
-        if is_transfer(sqe) && entry.admits_unlimited_io() {
+        if is_transfer(sqe) && entry.inline_path() == InlinePath::Unlimited {
             return match plan_transfer(entry, &self.view, sqe) {
                 Ok(plan) => {
                     entry.outstanding_commands += 1;

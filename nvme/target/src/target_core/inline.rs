@@ -11,7 +11,7 @@ use reactors::recorder::Recorder;
 use super::TargetCore;
 use super::admission::context;
 use super::gate::{self, GateDecision};
-use super::queue::{Queue, QueueState};
+use super::queue::{InlinePath, Queue, QueueState};
 use super::timing::{InlineTiming, SentResponses};
 use crate::counters::{CoreCounters, IoCounters};
 use crate::interface::{
@@ -45,12 +45,11 @@ impl TargetCore {
             None => IoOpcode::READ,
             Some(_) => IoOpcode::WRITE,
         };
-        let is_admitted = if LIMITED {
-            queue.admits_io() && queue.rates().is_some()
-        } else {
-            queue.admits_unlimited_io()
+        let path = match LIMITED {
+            true => InlinePath::Limited,
+            false => InlinePath::Unlimited,
         };
-        if sqe.io_opcode() != opcode || !is_transfer(sqe) || !is_admitted {
+        if queue.inline_path() != path || sqe.io_opcode() != opcode || !is_transfer(sqe) {
             return None;
         }
         let context = context(queue, &self.view).ok()?;
@@ -123,12 +122,12 @@ impl TargetCore {
         })
     }
 
-    /// Whether rate limits apply to a queue.
-    #[inline]
+    /// Whether rate limits decide about the inline completion of a queue's commands.
+    #[inline(always)]
     #[must_use]
     pub fn is_limited(&self, id: QueueId) -> bool {
         let queue = self.queues.get(id.slot, id.generation);
-        queue.is_some_and(|queue| queue.rates().is_some())
+        queue.is_some_and(|queue| queue.inline_path() == InlinePath::Limited)
     }
 
     /// Block size of a write's device in bytes, if [`place_directly`](Self::place_directly) can

@@ -129,8 +129,19 @@ pub(crate) struct Queue {
     pub(crate) session: Option<Box<Session>>,
     /// The rate limits that apply to it, in the epoch that the core has adopted.
     rates: Option<Box<QueueRates>>,
-    /// [`Self::admits_unlimited_io`]. Follows from other fields: one test instead of four.
-    admits_unlimited_io: bool,
+    /// [`Self::inline_path`].
+    inline_path: InlinePath,
+}
+
+/// Which reads and writes of a queue may complete inline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InlinePath {
+    /// All.
+    Unlimited,
+    /// Those that its rates let start.
+    Limited,
+    /// None: it admits no I/O commands, or the second one of a fused operation has to follow.
+    Closed,
 }
 
 /// Parameters of a new queue.
@@ -181,25 +192,31 @@ impl Queue {
             standing: Standing::NotRequired,
             session: None,
             rates: None,
-            admits_unlimited_io: false,
+            inline_path: InlinePath::Closed,
         };
-        queue.derive_admits_unlimited_io();
+        queue.derive_inline_path();
         queue
     }
 
-    fn derive_admits_unlimited_io(&mut self) {
-        self.admits_unlimited_io = self.admits_io() && self.rates.is_none();
+    fn derive_inline_path(&mut self) {
+        self.inline_path = self.current_inline_path();
     }
 
-    /// Whether it admits I/O commands, none of them has to be the second one of a fused operation,
-    /// and no rate limits apply.
-    #[inline]
-    pub(crate) fn admits_unlimited_io(&self) -> bool {
-        debug_assert_eq!(
-            self.admits_unlimited_io,
-            self.admits_io() && self.rates.is_none()
-        );
-        self.admits_unlimited_io
+    fn current_inline_path(&self) -> InlinePath {
+        let admits_io = self.is_live_io() && self.expects_second.is_none();
+        match (admits_io, &self.rates) {
+            (true, None) => InlinePath::Unlimited,
+            (true, Some(_)) => InlinePath::Limited,
+            (false, _) => InlinePath::Closed,
+        }
+    }
+
+    /// Which of its reads and writes may complete inline. Follows from other fields: one test
+    /// instead of four.
+    #[inline(always)]
+    pub(crate) fn inline_path(&self) -> InlinePath {
+        debug_assert_eq!(self.inline_path, self.current_inline_path());
+        self.inline_path
     }
 
     /// The rate limits that apply to it.
@@ -215,7 +232,7 @@ impl Queue {
 
     pub(crate) fn set_rates(&mut self, rates: Option<Box<QueueRates>>) {
         self.rates = rates;
-        self.derive_admits_unlimited_io();
+        self.derive_inline_path();
     }
 
     /// Whether the next command has to be the second one of a fused operation.
@@ -227,13 +244,13 @@ impl Queue {
     /// The next command has to be the second one of this pair.
     pub(crate) fn expect_second(&mut self, pair: PairId) {
         self.expects_second = Some(pair);
-        self.derive_admits_unlimited_io();
+        self.derive_inline_path();
     }
 
     /// The pair whose second command was expected.
     pub(crate) fn take_expected(&mut self) -> Option<PairId> {
         let expected = self.expects_second.take();
-        self.derive_admits_unlimited_io();
+        self.derive_inline_path();
         expected
     }
 
@@ -267,13 +284,6 @@ impl Queue {
             read: served(Measured::Read),
             write: served(Measured::Write),
         };
-    }
-
-    /// Whether it admits I/O commands, and none of them has to be the second one of a fused
-    /// operation.
-    #[inline]
-    pub(crate) fn admits_io(&self) -> bool {
-        self.is_live_io() && self.expects_second.is_none()
     }
 
     /// Whether it admits I/O commands.
@@ -348,7 +358,7 @@ impl Queue {
         match transition(self.state, event) {
             Some(state) => {
                 self.state = state;
-                self.derive_admits_unlimited_io();
+                self.derive_inline_path();
                 true
             }
             None => false,

@@ -3,7 +3,6 @@
 
 use hugemem::{Account, Data, Lease};
 use nvme_fabrics::{Event, Requests};
-use nvme_spec::command::IoOpcode;
 use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp, FatalError, H2cData, R2t, offset};
 use nvme_spec::{Cqe, Status};
 use nvme_target::{
@@ -38,7 +37,10 @@ impl<S: ByteStream> Connection<S> {
         if completed_inline {
             return Ok(());
         }
-        self.admit_any(cx, queue, payload)
+        match cx.core.is_limited(queue) {
+            true => self.admit_limited(cx, queue, payload),
+            false => self.admit_in_slot(cx, queue, payload),
+        }
     }
 
     /// The same for a command of a queue with rate limits.
@@ -125,25 +127,8 @@ impl<S: ByteStream> Connection<S> {
         true
     }
 
-    /// Admits a command that did not complete inline as one of a queue without rate limits.
-    #[inline(never)]
-    fn admit_any(
-        &mut self,
-        cx: &mut Context<'_>,
-        queue: QueueId,
-        payload: Option<Payload>,
-    ) -> Result<(), Box<Violation>> {
-        // Writes whose data is to be requested do not complete inline.
-        let may_complete =
-            payload.is_some() || self.receiver.command().io_opcode() == IoOpcode::READ;
-        if may_complete && cx.core.is_limited(queue) {
-            return self.admit_limited(cx, queue, payload);
-        }
-        self.admit_in_slot(cx, queue, payload)
-    }
-
     /// Admits a command that takes a slot.
-    #[inline(always)]
+    #[inline(never)]
     fn admit_in_slot(
         &mut self,
         cx: &mut Context<'_>,
