@@ -32,11 +32,12 @@ const LEVELS: [&[&str]; 8] = [
         "nvme_handover_channel",
         "nvme_handover_format",
         "files_store",
-        "files_client_testing",
+        "files_client",
     ],
     &[
         "block",
         "files_server",
+        "files_client_testing",
         "rdma_testing",
         "nvme_tls_handshake",
         "nvme_tls_kernel",

@@ -9,75 +9,20 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use files_spec::attributes::Attributes;
-use files_spec::compound::{CompoundOk, Writer};
+use files_client::{CompoundHeader, requests};
 use files_spec::operations::{
-    ChannelAttributes, Claim, ClientOwner, CreateHow, CreateSessionArgs, ExchangeIdArgs, OpenArgs,
-    OpenHow, Operation, OperationResult, Outcome, ProtectionArgs, ReadArgs, SequenceArgs,
+    ChannelAttributes, Claim, OpenHow, Operation, OperationResult, Outcome, ReadArgs, SequenceArgs,
     WriteArgs,
 };
-use files_spec::rpc::{
-    AuthSys, Call, Credential, Fragment, NFS_PROGRAM, NFS_VERSION, Procedure, Reply,
-};
-use files_spec::types::{Owner, SessionId, Stable, StateId};
-use files_spec::xdr::{Decoder, Encoder, List, Opaque, Payload, Xdr};
+use files_spec::rpc::Fragment;
+use files_spec::types::{SessionId, Stable, StateId};
+use files_spec::xdr::Payload;
 use files_spec::{Name, Status};
 
 /// Generous limit for every wait of a test, for busy machines.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
-
-/// What a COMPOUND has before its operations.
-#[derive(Clone, Copy, Debug)]
-pub struct CompoundHeader<'a> {
-    /// The identifier of the call.
-    pub xid: u32,
-    /// The user, who is also the group.
-    pub uid: u32,
-    /// The tag.
-    pub tag: &'a [u8],
-    /// The minor version.
-    pub minor_version: u32,
-}
-
-impl CompoundHeader<'_> {
-    /// The record of a COMPOUND of `operations`, of at most 64 KiB beside the data of WRITEs.
-    ///
-    /// # Panics
-    /// It does not fit.
-    #[must_use]
-    pub fn record(&self, operations: &[Operation<'_>]) -> Vec<u8> {
-        let payload = |operation: &Operation<'_>| match operation {
-            Operation::Write(args) => args.data.len(),
-            _ => 0,
-        };
-        let payload: usize = operations.iter().map(payload).sum();
-        let mut memory = vec![0; (64 << 10) + payload];
-        let mut to = Encoder::new(&mut memory);
-        let call = Call {
-            xid: self.xid,
-            program: NFS_PROGRAM,
-            version: NFS_VERSION,
-            procedure: Procedure::COMPOUND,
-            credential: Credential::Sys(AuthSys {
-                stamp: 0,
-                machinename: Opaque(b"host"),
-                uid: self.uid,
-                gid: self.uid,
-                gids: List::new(&[]),
-            }),
-        };
-        call.encode(&mut to).expect("fits");
-        let writer = Writer::request(&mut to, Opaque(self.tag), self.minor_version);
-        let mut writer = writer.expect("fits");
-        for operation in operations {
-            writer.push(operation).expect("fits");
-        }
-        writer.finish();
-        to.written().to_vec()
-    }
-}
 
 /// A connection.
 pub struct Connection {
@@ -167,10 +112,8 @@ pub struct Answer(pub Vec<u8>);
 impl Answer {
     /// The status and the results of a COMPOUND.
     pub fn parts(&self) -> (Status, Vec<OperationResult<'_>>) {
-        let mut from = Decoder::new(&self.0);
-        Reply::decode(&mut from).expect("a reply");
-        let ok = CompoundOk::decode(from).expect("a COMPOUND");
-        (ok.status, ok.results.map(|it| it.expect("valid")).collect())
+        let answer = files_client::Answer::decode(&self.0).expect("a reply");
+        (answer.status, answer.results().expect("valid"))
     }
 
     /// The last result.
@@ -221,15 +164,7 @@ impl Slot {
 
     /// Creates a session for a file.
     pub fn session(connection: &mut Connection, owner: &[u8], file: &'static str) -> Self {
-        let exchange = Operation::ExchangeId(ExchangeIdArgs {
-            clientowner: ClientOwner {
-                verifier: [1; 8],
-                ownerid: Opaque(owner),
-            },
-            flags: 0,
-            state_protect: ProtectionArgs::None,
-            client_impl_id: List::new(&[]),
-        });
+        let exchange = requests::exchange_id(owner, [1; 8]);
         let answer = connection.call(&[exchange]);
         let OperationResult::ExchangeId(Outcome::Ok(ok)) = answer.last() else {
             panic!("{:?}", answer.parts());
@@ -243,15 +178,7 @@ impl Slot {
             maxrequests: SLOTS,
             rdma_ird: None,
         };
-        let create = Operation::CreateSession(CreateSessionArgs {
-            clientid: ok.clientid,
-            sequence: ok.sequenceid,
-            flags: 0,
-            fore_chan_attrs: channel,
-            back_chan_attrs: channel,
-            cb_program: 0,
-            sec_parms: List::new(&[]),
-        });
+        let create = requests::create_session(ok.clientid, ok.sequenceid, channel);
         let answer = connection.call(&[create]);
         let OperationResult::CreateSession(Outcome::Ok(ok)) = answer.last() else {
             panic!("{:?}", answer.parts());
@@ -299,8 +226,7 @@ impl Slot {
     /// # Errors
     /// The status of the server.
     pub fn open(&mut self, connection: &mut Connection) -> Result<(), Status> {
-        let openhow = OpenHow::Create(CreateHow::Unchecked(Attributes::default()));
-        let open = open(openhow, Claim::Null(name(self.file)));
+        let open = requests::open_or_create(name(self.file));
         let operations = [
             Operation::PutRootFh(()),
             Operation::Lookup(name("data")),
@@ -315,7 +241,7 @@ impl Slot {
     /// # Errors
     /// The status of the server.
     pub fn reclaim(&mut self, connection: &mut Connection) -> Result<(), Status> {
-        let open = open(OpenHow::NoCreate, Claim::Previous(0));
+        let open = requests::open(OpenHow::NoCreate, Claim::Previous(0));
         let answer = self.call(connection, &at(self.file, open));
         self.opened(&answer)
     }
@@ -414,23 +340,7 @@ impl Slot {
 
 /// OPEN that creates a file.
 pub fn create_file(text: &str) -> Operation<'_> {
-    let openhow = OpenHow::Create(CreateHow::Unchecked(Attributes::default()));
-    open(openhow, Claim::Null(name(text)))
-}
-
-/// OPEN to read and write.
-fn open<'o>(openhow: OpenHow<'o>, claim: Claim<'o>) -> Operation<'o> {
-    Operation::Open(OpenArgs {
-        seqid: 0,
-        share_access: 3,
-        share_deny: 0,
-        owner: Owner {
-            clientid: 0,
-            owner: Opaque(b"owner"),
-        },
-        openhow,
-        claim,
-    })
+    requests::open_or_create(name(text))
 }
 
 /// A valid name.

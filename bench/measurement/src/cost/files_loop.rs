@@ -12,12 +12,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use block::{Device, DevicePoller, DeviceSet, QueueOptions, ReactorDevices};
+use files_client::ReplyStream;
 use files_client_testing::{Connection, Slot, create_file, name};
 use files_server::{Clients, Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
 use files_spec::Status;
 use files_spec::attributes::Attributes;
 use files_spec::operations::{CloseArgs, CreateArgs, Operation};
-use files_spec::rpc::{Fragment, MARK_BYTES};
+use files_spec::rpc::Fragment;
 use files_spec::types::{CreateType, StateId};
 use files_spec::xdr::Opaque;
 use files_store::{FormatOptions, InodeId, ShareId, Time, Uuid, VolatileOptions, Volume};
@@ -305,8 +306,7 @@ pub(super) struct Client {
     /// Number of names that were used.
     names: u64,
     owner: &'static str,
-    incoming: Box<[u8]>,
-    filled: usize,
+    incoming: ReplyStream,
 }
 
 impl Client {
@@ -333,8 +333,7 @@ impl Client {
             directory,
             names: 0,
             owner,
-            incoming: vec![0; 8 << 20].into_boxed_slice(),
-            filled: 0,
+            incoming: ReplyStream::default(),
         };
         let stream = &client.connection.stream;
         stream.set_nonblocking(true).expect("a socket");
@@ -387,35 +386,24 @@ impl Client {
 
     /// Takes what has arrived. Returns the number of whole replies.
     fn collect(&mut self) -> io::Result<u32> {
+        let mut replies = 0;
         loop {
-            match self
-                .connection
-                .stream
-                .read(&mut self.incoming[self.filled..])
-            {
+            match self.connection.stream.read(self.incoming.room()) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => self.filled += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Ok(count) => self.incoming.received(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(replies),
                 Err(error) => return Err(error),
             }
-        }
-        let (mut at, mut replies) = (0, 0);
-        while let Some(mark) = self.incoming[at..self.filled].first_chunk::<MARK_BYTES>() {
-            let length = MARK_BYTES + Fragment::decode(*mark).length as usize;
-            if self.filled - at < length {
-                break;
+            let ended = |error| io::Error::other(format!("{error:?}"));
+            while let Some(record) = self.incoming.next_record().map_err(ended)? {
+                // The status follows the header of an accepted reply.
+                let status = record.get(24..28);
+                if status != Some(&[0; 4]) {
+                    return Err(io::Error::other(format!("status {status:?}")));
+                }
+                replies += 1;
             }
-            // The status follows the header of an accepted reply.
-            let status = self.incoming[at + MARK_BYTES..][..length - MARK_BYTES].get(24..28);
-            if status != Some(&[0; 4]) {
-                return Err(io::Error::other(format!("status {status:?}")));
-            }
-            at += length;
-            replies += 1;
         }
-        self.incoming.copy_within(at..self.filled, 0);
-        self.filled -= at;
-        Ok(replies)
     }
 }
 

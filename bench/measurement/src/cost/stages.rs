@@ -89,6 +89,7 @@ pub const TCP: Map = Map {
 /// The assignment for `measure cost files`.
 pub const FILES: Map = Map {
     other: &[
+        ("files/client/src/", "client"),
         ("files/client_testing/src/", "client"),
         ("bench/measurement/src/", "loop"),
         ("bench/src/", "loop"),

@@ -1,20 +1,13 @@
-//! A client's sessions and connections: it sends requests in slots, repeats them over any connection
+//! A client with connections that end: it sends requests in slots, repeats them over any connection
 //! until they are answered, and sometimes also afterwards. It checks that a repetition is answered
 //! as the first request was, or is refused.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use files_client_testing::CompoundHeader;
+use files_client::{Client, ClientOptions, ReplyStream};
 use files_spec::Status;
-use files_spec::compound::CompoundOk;
-use files_spec::operations::{
-    ChannelAttributes, ClientOwner, CreateSessionArgs, ExchangeIdArgs, Operation, OperationResult,
-    Outcome, ProtectionArgs, SequenceArgs,
-};
-use files_spec::rpc::{AcceptStatus, Fragment, MARK_BYTES, Reply, ReplyBody};
-use files_spec::types::SessionId;
-use files_spec::xdr::{Decoder, List, Opaque, Xdr as _};
+use files_spec::operations::{Operation, OperationResult};
 use reactors::Nanos;
 
 use crate::network::{HostEnd, Listener, NetworkBehaviour, Wire};
@@ -24,7 +17,9 @@ use crate::random::Random;
 pub(super) type OperationId = u64;
 
 /// Slots of a session.
-const SLOTS: usize = 4;
+const SLOTS: u32 = 4;
+/// The longest request and reply in bytes.
+const MESSAGE_BYTES_MAX: u32 = 1 << 20;
 /// Connections of a client.
 const CONNECTIONS_MAX: usize = 2;
 /// Pause before a request is repeated that is being executed.
@@ -72,43 +67,32 @@ pub(super) enum Event {
     Established,
 }
 
-struct Request {
-    xid: u32,
-    record: Vec<u8>,
-    operation: OperationId,
+/// A request of which an answer can come.
+struct Sent {
+    slot: u32,
+    message: Vec<u8>,
     /// Whether the client wants its reply to be kept.
     is_kept: bool,
+    /// When it was sent last, if it has renewed no lease yet.
+    at: Option<Nanos>,
     /// The connections over which it was sent and not answered yet.
     copies: Vec<u64>,
-    repeat_at: Option<Nanos>,
     answer: Option<Vec<u8>>,
     /// It is repeated once more when it is answered.
     repeats_late: bool,
-}
-
-#[derive(Default)]
-struct Slot {
-    sequence: u32,
-    request: Option<Request>,
+    /// Its slot is not used before every copy is answered.
+    holds_slot: bool,
 }
 
 struct Connection {
     number: u64,
     wire: Wire,
-    arrived: Vec<u8>,
-}
-
-/// What the client does to get a session.
-enum Stage {
-    Exchanging,
-    /// With the next sequence number of CREATE_SESSION.
-    Creating(u32),
-    Established,
+    stream: ReplyStream,
 }
 
 /// A client.
 pub(super) struct FileClient {
-    owner: Vec<u8>,
+    client: Client,
     verifier: [u8; 8],
     address: IpAddr,
     network: NetworkBehaviour,
@@ -118,41 +102,22 @@ pub(super) struct FileClient {
     next_connection: u64,
     /// It opens no connection before.
     absent_until: Nanos,
-    stage: Stage,
-    /// The request outside of sessions, until it is answered.
-    control: Option<(u32, Vec<u8>)>,
-    /// The connection that it was sent over.
-    control_over: u64,
-    session: SessionId,
-    /// The identifier of the client.
-    pub(super) clientid: u64,
-    slots: Vec<Slot>,
-    xid: u32,
-    /// Answered requests of which copies may still be on their way, with their answers.
-    stale: BTreeMap<u32, Vec<u8>>,
+    /// By identifier.
+    sent: BTreeMap<u32, Sent>,
+    /// Slots with requests that the server executes, and when they are repeated.
+    delayed: Vec<(Nanos, u32)>,
     /// When a request was last sent, and the time of the latest sent one that was answered.
     pub(super) sent_at: Nanos,
     pub(super) renewed_at: Nanos,
-    sent: BTreeMap<u32, Nanos>,
     /// Repetitions that were answered.
     pub(super) repeated: u64,
 }
 
 fn decode(bytes: &[u8]) -> Result<(Status, Vec<OperationResult<'_>>), String> {
-    let mut from = Decoder::new(bytes);
-    let reply = Reply::decode(&mut from).map_err(|it| format!("no reply: {it:?}"))?;
-    match reply.body {
-        ReplyBody::Accepted(it) if matches!(it.status, AcceptStatus::Success) => {}
-        body => return Err(format!("the call was refused: {body:?}")),
-    }
-    let compound = CompoundOk::decode(from).map_err(|it| format!("no COMPOUND: {it:?}"))?;
-    let results: Result<Vec<_>, _> = compound.results.collect();
-    let results = results.map_err(|it| format!("a malformed result: {it:?}"))?;
-    Ok((compound.status, results))
-}
-
-fn xid_of(bytes: &[u8]) -> u32 {
-    bytes.first_chunk().map_or(0, |it| u32::from_be_bytes(*it))
+    let answer = files_client::Answer::decode(bytes).map_err(|it| it.to_string())?;
+    let status = answer.status;
+    let results = answer.results().map_err(|it| it.to_string())?;
+    Ok((status, results))
 }
 
 impl FileClient {
@@ -165,9 +130,18 @@ impl FileClient {
         repetitions: Repetitions,
         random: Random,
     ) -> Self {
-        Self {
+        let verifier = [1; 8];
+        let client = Client::new(ClientOptions {
             owner: format!("client {number}").into_bytes(),
-            verifier: [1; 8],
+            verifier,
+            uid: 0,
+            minor_version: 2,
+            slots: SLOTS,
+            message_bytes: MESSAGE_BYTES_MAX,
+        });
+        Self {
+            client,
+            verifier,
             address,
             network,
             random,
@@ -175,32 +149,36 @@ impl FileClient {
             connections: Vec::new(),
             next_connection: 0,
             absent_until: Nanos::ZERO,
-            stage: Stage::Exchanging,
-            control: None,
-            control_over: 0,
-            session: SessionId::default(),
-            clientid: 0,
-            slots: (0..SLOTS).map(|_| Slot::default()).collect(),
-            xid: (number as u32) << 24,
-            stale: BTreeMap::new(),
+            sent: BTreeMap::new(),
+            delayed: Vec::new(),
             sent_at: Nanos::ZERO,
             renewed_at: Nanos::ZERO,
-            sent: BTreeMap::new(),
             repeated: 0,
         }
+    }
+
+    /// The slots that can take a request.
+    fn free_slots(&self) -> Vec<u32> {
+        let is_held = |slot: u32| {
+            let mut held = self.sent.values().filter(|it| it.holds_slot);
+            held.any(|it| it.slot == slot)
+        };
+        let free = self.client.free_slots().iter().copied();
+        let mut free: Vec<u32> = free.filter(|slot| !is_held(*slot)).collect();
+        free.sort_unstable();
+        free
     }
 
     /// Whether it can send a request.
     #[must_use]
     pub(super) fn is_free(&self) -> bool {
-        let is_free = self.slots.iter().any(|it| it.request.is_none());
-        matches!(self.stage, Stage::Established) && is_free && !self.connections.is_empty()
+        !self.connections.is_empty() && !self.free_slots().is_empty()
     }
 
     /// Whether no request waits for an answer.
     #[must_use]
     pub(super) fn is_idle(&self) -> bool {
-        self.slots.iter().all(|it| it.request.is_none())
+        self.client.waiting() == 0 && !self.sent.values().any(|it| it.holds_slot)
     }
 
     /// Its connections.
@@ -217,7 +195,7 @@ impl FileClient {
     }
 
     /// It loses its connections until then: in order, or without the server noticing.
-    pub(super) fn leave(&mut self, now: Nanos, until: Nanos, silently: bool) {
+    pub(super) fn leave(&mut self, until: Nanos, silently: bool) {
         for connection in &self.connections {
             match silently {
                 true => connection.wire.vanish(),
@@ -225,15 +203,9 @@ impl FileClient {
             }
         }
         if silently {
-            for number in self
-                .connections
-                .iter()
-                .map(|it| it.number)
-                .collect::<Vec<_>>()
-            {
-                self.lose_copies(number, now);
+            for connection in std::mem::take(&mut self.connections) {
+                self.lose_copies(connection.number);
             }
-            self.connections.clear();
         }
         self.absent_until = until;
     }
@@ -251,42 +223,23 @@ impl FileClient {
         for connection in &self.connections {
             connection.wire.cut();
         }
-        self.lose_session()
+        self.forget_session();
+        self.client.restart(self.verifier)
     }
 
-    fn lose_session(&mut self) -> Vec<OperationId> {
-        self.stage = Stage::Exchanging;
-        self.control = None;
-        let mut unanswered = Vec::new();
-        for slot in &mut self.slots {
-            let request = slot.request.take().filter(|it| it.answer.is_none());
-            unanswered.extend(request.map(|it| it.operation));
-            slot.sequence = 0;
-        }
-        self.stale.clear();
+    fn forget_session(&mut self) {
         self.sent.clear();
-        unanswered
+        self.delayed.clear();
     }
 
     /// When it continues without an event of the network.
     #[must_use]
     pub(super) fn next_due(&self, now: Nanos) -> Option<Nanos> {
-        let requests = self.slots.iter().filter_map(|it| it.request.as_ref());
-        let repeats = requests.filter_map(|it| it.repeat_at);
+        let repeats = self.delayed.iter().map(|it| it.0);
         let returns = self.connections.is_empty().then_some(self.absent_until);
         let wires = self.connections.iter().filter_map(|it| it.wire.next_due());
         let due = repeats.chain(returns).chain(wires).min();
         due.map(|it| it.max(now + Nanos(1)))
-    }
-
-    fn header(&mut self) -> CompoundHeader<'static> {
-        self.xid += 1;
-        CompoundHeader {
-            xid: self.xid,
-            uid: 0,
-            tag: b"",
-            minor_version: 2,
-        }
     }
 
     /// Sends an operation in a free slot.
@@ -300,73 +253,51 @@ impl FileClient {
         is_kept: bool,
         now: Nanos,
     ) {
-        let free: Vec<usize> = (0..SLOTS)
-            .filter(|it| self.slots[*it].request.is_none())
-            .collect();
-        let index = self.random.pick(&free);
-        self.slots[index].sequence += 1;
-        let sequence = Operation::Sequence(SequenceArgs {
-            sessionid: self.session,
-            sequenceid: self.slots[index].sequence,
-            slotid: index as u32,
-            highest_slotid: SLOTS as u32 - 1,
-            cachethis: is_kept,
-        });
-        let all: Vec<_> = [sequence]
-            .into_iter()
-            .chain(operations.iter().copied())
-            .collect();
-        let header = self.header();
-        let record = header.record(&all);
-        let repeats_late = self.random.permille(self.repetitions.late_permille);
-        self.slots[index].request = Some(Request {
-            xid: header.xid,
-            record,
-            operation,
+        let slot = self.random.pick(&self.free_slots());
+        let begun = self.client.begin(slot, operation, operations, is_kept);
+        let xid = begun.expect("own requests are valid");
+        let sent = Sent {
+            slot,
+            message: self.client.message(slot).bytes().to_vec(),
             is_kept,
+            at: None,
             copies: Vec::new(),
-            repeat_at: None,
             answer: None,
-            repeats_late,
-        });
-        self.transmit(index, now);
+            repeats_late: self.random.permille(self.repetitions.late_permille),
+            holds_slot: false,
+        };
+        self.sent.insert(xid, sent);
+        self.transmit(xid, now);
         if self.random.permille(self.repetitions.twice_permille) {
-            self.transmit(index, now);
+            self.transmit(xid, now);
         }
     }
 
-    /// Sends the request of a slot over any connection.
-    fn transmit(&mut self, slot: usize, now: Nanos) {
+    /// Sends a request over any connection.
+    fn transmit(&mut self, xid: u32, now: Nanos) {
         if self.connections.is_empty() {
             return;
         }
         let index = self.random.below(self.connections.len() as u64) as usize;
         let connection = &self.connections[index];
-        if let Some(request) = &mut self.slots[slot].request {
-            connection
-                .wire
-                .send(&Fragment::whole(request.record.len()).encode());
-            connection.wire.send(&request.record);
-            request.copies.push(connection.number);
-            request.repeat_at = None;
+        if let Some(sent) = self.sent.get_mut(&xid) {
+            connection.wire.send(&sent.message);
+            sent.copies.push(connection.number);
+            sent.at = Some(now);
             self.sent_at = now;
-            self.sent.insert(request.xid, now);
+            if sent.answer.is_none() {
+                self.client.sent(sent.slot, connection.number);
+            }
         }
     }
 
     /// A connection has ended: its answers do not arrive any more.
-    fn lose_copies(&mut self, number: u64, now: Nanos) {
-        for slot in &mut self.slots {
-            if let Some(request) = &mut slot.request {
-                request.copies.retain(|it| *it != number);
-                if request.copies.is_empty() {
-                    match request.answer {
-                        Some(_) => slot.request = None,
-                        None => request.repeat_at = Some(now),
-                    }
-                }
-            }
-        }
+    fn lose_copies(&mut self, number: u64) {
+        self.client.lose_connection(number);
+        self.sent.retain(|_, sent| {
+            sent.copies.retain(|it| *it != number);
+            sent.answer.is_none() || !sent.copies.is_empty()
+        });
     }
 
     /// Receives, and sends what is due.
@@ -377,18 +308,13 @@ impl FileClient {
         let mut events = Vec::new();
         let mut index = 0;
         while index < self.connections.len() {
-            let connection = &mut self.connections[index];
-            let end = connection.wire.receive(&mut connection.arrived);
-            let number = connection.number;
-            while let Some(record) = next_record(&mut self.connections[index].arrived)? {
-                self.received(number, record, now, &mut events)?;
-            }
+            let end = self.receive(index, now, &mut events)?;
             if end == HostEnd::Open {
                 index += 1;
                 continue;
             }
-            self.connections.remove(index);
-            self.lose_copies(number, now);
+            let number = self.connections.remove(index).number;
+            self.lose_copies(number);
             if self.connections.is_empty() {
                 let pause = self.random.below(RECONNECT_AFTER_MAX.as_nanos());
                 self.absent_until = self.absent_until.max(now + Nanos(pause));
@@ -399,25 +325,60 @@ impl FileClient {
                 self.connect(listener);
             }
         }
-        if self.connections.is_empty() {
+        let Some(first) = self.connections.first() else {
             return Ok(events);
+        };
+        if let Some(message) = self.client.control() {
+            first.wire.send(message.bytes());
+            self.client.control_sent(first.number);
         }
-        let carrier = self.control_over;
-        if let Some((_, record)) = &self.control
-            && !self.connections.iter().any(|it| it.number == carrier)
-        {
-            self.connections[0].wire.send(record);
-            self.control_over = self.connections[0].number;
+        for (at, slot) in std::mem::take(&mut self.delayed) {
+            match at <= now {
+                true => self.client.repeat(slot),
+                false => self.delayed.push((at, slot)),
+            }
         }
-        self.advance();
-        for slot in 0..SLOTS {
-            let request = self.slots[slot].request.as_ref();
-            let due = request.and_then(|it| it.repeat_at);
-            if due.is_some_and(|it| it <= now) {
-                self.transmit(slot, now);
+        let unsent: Vec<u32> = self.client.unsent().collect();
+        for slot in unsent {
+            let mut sent = self.sent.iter();
+            let waiting = sent.find(|(_, it)| it.slot == slot && it.answer.is_none());
+            if let Some((&xid, _)) = waiting {
+                self.transmit(xid, now);
             }
         }
         Ok(events)
+    }
+
+    /// Receives what has arrived over a connection.
+    fn receive(
+        &mut self,
+        index: usize,
+        now: Nanos,
+        events: &mut Vec<Event>,
+    ) -> Result<HostEnd, String> {
+        let connection = &mut self.connections[index];
+        let mut arrived = Vec::new();
+        let end = connection.wire.receive(&mut arrived);
+        let number = connection.number;
+        let mut rest = &arrived[..];
+        while !rest.is_empty() {
+            let stream = &mut self.connections[index].stream;
+            let room = stream.room();
+            let length = room.len().min(rest.len());
+            room[..length].copy_from_slice(&rest[..length]);
+            stream.received(length);
+            rest = &rest[length..];
+            while let Some(record) = self.next_record(index)? {
+                self.received(number, record, now, events)?;
+            }
+        }
+        Ok(end)
+    }
+
+    fn next_record(&mut self, index: usize) -> Result<Option<Vec<u8>>, String> {
+        let record = self.connections[index].stream.next_record();
+        let record = record.map_err(|error| format!("replies end: {error:?}"))?;
+        Ok(record.map(<[u8]>::to_vec))
     }
 
     fn connect(&mut self, listener: &Listener) {
@@ -427,52 +388,8 @@ impl FileClient {
         self.connections.push(Connection {
             number: self.next_connection,
             wire,
-            arrived: Vec::new(),
+            stream: ReplyStream::default(),
         });
-    }
-
-    /// Sends the next request outside of sessions.
-    fn advance(&mut self) {
-        if self.control.is_some() {
-            return;
-        }
-        let channel = ChannelAttributes {
-            headerpadsize: 0,
-            maxrequestsize: 1 << 20,
-            maxresponsesize: 1 << 20,
-            maxresponsesize_cached: 4096,
-            maxoperations: 16,
-            maxrequests: SLOTS as u32,
-            rdma_ird: None,
-        };
-        let header = self.header();
-        let owner = self.owner.clone();
-        let operation = match self.stage {
-            Stage::Exchanging => Operation::ExchangeId(ExchangeIdArgs {
-                clientowner: ClientOwner {
-                    verifier: self.verifier,
-                    ownerid: Opaque(&owner),
-                },
-                flags: 0,
-                state_protect: ProtectionArgs::None,
-                client_impl_id: List::new(&[]),
-            }),
-            Stage::Creating(sequence) => Operation::CreateSession(CreateSessionArgs {
-                clientid: self.clientid,
-                sequence,
-                flags: 0,
-                fore_chan_attrs: channel,
-                back_chan_attrs: channel,
-                cb_program: 0,
-                sec_parms: List::new(&[]),
-            }),
-            Stage::Established => return,
-        };
-        let record = header.record(&[operation]);
-        let record = [&Fragment::whole(record.len()).encode()[..], &record].concat();
-        self.connections[0].wire.send(&record);
-        self.control_over = self.connections[0].number;
-        self.control = Some((header.xid, record));
     }
 
     fn received(
@@ -482,112 +399,89 @@ impl FileClient {
         now: Nanos,
         events: &mut Vec<Event>,
     ) -> Result<(), String> {
-        let xid = xid_of(&record);
-        if self.control.as_ref().is_some_and(|it| it.0 == xid) {
-            self.control = None;
-            return self.control_answered(&record, events);
-        }
-        if let Some(answer) = self.stale.get(&xid) {
-            return check_repetition(answer, &record);
-        }
-        let slot = self
-            .slots
-            .iter()
-            .position(|slot| slot.request.as_ref().is_some_and(|it| it.xid == xid));
-        let Some(index) = slot else {
-            // Of a former session.
-            return Ok(());
-        };
-        let (_, results) = decode(&record)?;
-        let sequence = results
-            .first()
-            .map_or(Status::SERVERFAULT, OperationResult::status);
-        let second = results.get(1).map(OperationResult::status);
-        if let Some(sent) = self.sent.remove(&xid) {
-            self.renewed_at = self.renewed_at.max(sent);
-        }
-        let Some(request) = &mut self.slots[index].request else {
-            return Ok(());
-        };
-        if let Some(position) = request.copies.iter().position(|it| *it == connection) {
-            request.copies.remove(position);
-        }
-        if let Some(answer) = &request.answer {
-            self.repeated += 1;
-            if second == Some(Status::RETRY_UNCACHED_REP) && request.is_kept {
-                return Err("a reply was not kept".to_owned());
+        let xid = files_client::xid_of(&record).unwrap_or_default();
+        if let Some(sent) = self.sent.get_mut(&xid) {
+            if let Some(position) = sent.copies.iter().position(|it| *it == connection) {
+                sent.copies.remove(position);
             }
-            check_repetition(answer, &record)?;
-        } else if sequence == Status::BADSESSION {
-            let lost = self.lose_session();
-            events.push(Event::SessionLost(lost));
-            return Ok(());
-        } else if second == Some(Status::RETRY_UNCACHED_REP) && request.is_kept {
-            return Err("a reply was not kept".to_owned());
-        } else if second == Some(Status::RETRY_UNCACHED_REP) && !request.copies.is_empty() {
-            // The answer itself may come later, over another connection.
-            return Ok(());
-        } else if sequence == Status::DELAY {
-            if request.copies.is_empty() {
-                request.repeat_at = Some(now + REPEAT_AFTER);
+            if let Some(at) = sent.at.take() {
+                self.renewed_at = self.renewed_at.max(at);
             }
-            return Ok(());
-        } else if sequence != Status::OK {
-            return Err(format!("SEQUENCE failed: {sequence:?}"));
-        } else {
-            let operation = request.operation;
-            request.answer = Some(record.clone());
-            events.push(match second {
-                Some(Status::RETRY_UNCACHED_REP) => Event::ReplyLost(operation),
-                _ => Event::Answered(operation, Answer { bytes: record }),
-            });
-            if std::mem::take(&mut request.repeats_late) {
-                self.transmit(index, now);
+            if sent.answer.is_some() {
+                return self.repeated(xid, &record);
             }
         }
-        let Some(request) = &mut self.slots[index].request else {
-            return Ok(());
-        };
-        // Copies that are still on their way may arrive after the next request of the slot.
-        if request.copies.is_empty() || self.random.coin() {
-            let request = self.slots[index].request.take();
-            if let Some(request) = request
-                && !request.copies.is_empty()
-                && let Some(answer) = request.answer
-            {
-                self.stale.insert(xid, answer);
+        let event = self.client.received(connection, &record);
+        match event.map_err(|violation| violation.to_string())? {
+            files_client::Event::Ignored | files_client::Event::Advanced => {}
+            files_client::Event::Established => events.push(Event::Established),
+            files_client::Event::Delayed { slot } => {
+                self.delayed.push((now + REPEAT_AFTER, slot));
+            }
+            files_client::Event::SessionLost { tokens } => {
+                self.forget_session();
+                events.push(Event::SessionLost(tokens));
+            }
+            files_client::Event::ReplyLost { token } => {
+                events.push(Event::ReplyLost(token));
+                self.answered(xid, record, now);
+            }
+            files_client::Event::Answered { token, .. } => {
+                let bytes = record.clone();
+                events.push(Event::Answered(token, Answer { bytes }));
+                self.answered(xid, record, now);
             }
         }
         Ok(())
     }
 
-    fn control_answered(&mut self, record: &[u8], events: &mut Vec<Event>) -> Result<(), String> {
-        let (_, results) = decode(record)?;
-        match results.first() {
-            Some(OperationResult::ExchangeId(Outcome::Ok(ok))) => {
-                self.clientid = ok.clientid;
-                self.stage = Stage::Creating(ok.sequenceid);
-            }
-            Some(OperationResult::CreateSession(Outcome::Ok(ok))) => {
-                self.session = ok.sessionid;
-                self.stage = Stage::Established;
-                events.push(Event::Established);
-            }
-            Some(result) if result.status() == Status::STALE_CLIENTID => {
-                self.stage = Stage::Exchanging;
-            }
-            Some(result) if result.status() == Status::DELAY => {}
-            result => return Err(format!("no session: {result:?}")),
+    /// A request has its first answer.
+    fn answered(&mut self, xid: u32, answer: Vec<u8>, now: Nanos) {
+        let Some(sent) = self.sent.get_mut(&xid) else {
+            return;
+        };
+        sent.answer = Some(answer);
+        if std::mem::take(&mut sent.repeats_late) {
+            self.transmit(xid, now);
         }
+        if let Some(sent) = self.sent.get_mut(&xid) {
+            // Copies that are still on their way may arrive after the next request of the slot.
+            sent.holds_slot = self.random.coin();
+        }
+        self.end_if_last(xid);
+    }
+
+    /// Ends a request when every copy is answered.
+    fn end_if_last(&mut self, xid: u32) {
+        if self.sent.get(&xid).is_some_and(|it| it.copies.is_empty()) {
+            self.sent.remove(&xid);
+        }
+    }
+
+    /// Checks the answer of a repetition.
+    fn repeated(&mut self, xid: u32, again: &[u8]) -> Result<(), String> {
+        let Some(sent) = self.sent.get(&xid) else {
+            return Ok(());
+        };
+        self.repeated += 1;
+        if sent.is_kept && is_lost(&decode(again)?.1) {
+            return Err("a reply was not kept".to_owned());
+        }
+        if let Some(first) = &sent.answer {
+            check_repetition(first, again)?;
+        }
+        self.end_if_last(xid);
         Ok(())
     }
 }
 
+/// Whether a reply was not kept.
+fn is_lost(results: &[OperationResult<'_>]) -> bool {
+    results.get(1).map(OperationResult::status) == Some(Status::RETRY_UNCACHED_REP)
+}
+
 /// Checks the answer of a repetition: it is the first one, or the request is refused.
 fn check_repetition(first: &[u8], again: &[u8]) -> Result<(), String> {
-    let is_lost = |results: &[OperationResult<'_>]| {
-        results.get(1).map(OperationResult::status) == Some(Status::RETRY_UNCACHED_REP)
-    };
     if first == again || is_lost(&decode(first)?.1) {
         return Ok(());
     }
@@ -595,9 +489,8 @@ fn check_repetition(first: &[u8], again: &[u8]) -> Result<(), String> {
     let sequence = results
         .first()
         .map_or(Status::SERVERFAULT, OperationResult::status);
-    let second = results.get(1).map(OperationResult::status);
     let is_refused = match sequence {
-        Status::OK => second == Some(Status::RETRY_UNCACHED_REP),
+        Status::OK => is_lost(&results),
         // The slot has had a later request, or the session is gone.
         Status::SEQ_MISORDERED | Status::DELAY | Status::BADSESSION => true,
         _ => false,
@@ -609,22 +502,4 @@ fn check_repetition(first: &[u8], again: &[u8]) -> Result<(), String> {
             decode(first)?.1
         )),
     }
-}
-
-/// Takes the next whole record.
-fn next_record(arrived: &mut Vec<u8>) -> Result<Option<Vec<u8>>, String> {
-    let Some(mark) = arrived.first_chunk::<MARK_BYTES>() else {
-        return Ok(None);
-    };
-    let fragment = Fragment::decode(*mark);
-    if !fragment.is_last {
-        return Err("a reply has several fragments".to_owned());
-    }
-    let end = MARK_BYTES + fragment.length as usize;
-    if arrived.len() < end {
-        return Ok(None);
-    }
-    let record = arrived[MARK_BYTES..end].to_vec();
-    arrived.drain(..end);
-    Ok(Some(record))
 }

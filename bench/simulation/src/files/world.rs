@@ -224,9 +224,8 @@ impl FileWorld {
         {
             let until = self.now() + Nanos(self.random.below(ABSENCE_MAX.as_nanos()));
             let silently = self.random.coin();
-            let now = self.now();
             self.note(format_args!("client {client} is away until {until}"));
-            self.clients[client].session.leave(now, until, silently);
+            self.clients[client].session.leave(until, silently);
         }
         if self.random.permille(faults.restart) {
             self.restart_client(client);

@@ -3,19 +3,19 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use files_client_testing::CompoundHeader;
+use files_client::{CompoundHeader, requests};
 use files_server::{
     Clients, Execution, Now, Record, Resumption, Server, ServerOptions, Share, ShareNumber, Squash,
     Step, VolumeIndex,
 };
 use files_spec::compound::CompoundOk;
 use files_spec::operations::{
-    ChannelAttributes, ClientOwner, CreateSessionArgs, ExchangeIdArgs, Operation, OperationResult,
-    Outcome, ProtectionArgs, SequenceArgs,
+    ChannelAttributes, CreateSessionArgs, ExchangeIdArgs, Operation, OperationResult, Outcome,
+    SequenceArgs,
 };
 use files_spec::rpc::Reply;
 use files_spec::types::SessionId;
-use files_spec::xdr::{Decoder, List, Opaque, Payload, Xdr};
+use files_spec::xdr::{Decoder, List, Payload, Xdr};
 use files_spec::{Name, Status};
 use files_store::{
     DiskCompletion, Operation as DiskOperation, ShareId, Time, Uuid, VolatileOptions, Volume,
@@ -272,15 +272,10 @@ pub(crate) const CHANNEL: ChannelAttributes = ChannelAttributes {
 };
 
 pub(crate) fn exchange<'a>(owner: &'a [u8], verifier: u8, flags: u32) -> Operation<'a> {
-    Operation::ExchangeId(ExchangeIdArgs {
-        clientowner: ClientOwner {
-            verifier: [verifier; 8],
-            ownerid: Opaque(owner),
-        },
-        flags,
-        state_protect: ProtectionArgs::None,
-        client_impl_id: List::new(&[]),
-    })
+    match requests::exchange_id(owner, [verifier; 8]) {
+        Operation::ExchangeId(args) => Operation::ExchangeId(ExchangeIdArgs { flags, ..args }),
+        other => other,
+    }
 }
 
 pub(crate) fn create_session<'a>(
