@@ -22,6 +22,7 @@ use reactors::{IdlePolicy, Nanos, ReactorConfig, Reactors};
 
 use crate::authentication::AuthenticationThread;
 use crate::control::ControlPlane;
+use crate::copies::{self, Copies, CopyRefusal, CopyWanted};
 use crate::devices::{Devices, PassedDevices, SystemDevices};
 use crate::error::{Failure, with_causes};
 use crate::event_loop::RealTime;
@@ -40,7 +41,7 @@ use crate::operator_states::OperatorStates;
 use crate::pacing::PacingThread;
 use crate::reactor_setup::{Parts, Service, set_up};
 use crate::reconciler::{ApplyOptions, Reconciler, Started};
-use crate::requests::{ApplyJob, ApplyRefusal, Request, RequestSender, RevokeJob};
+use crate::requests::{ApplyJob, ApplyRefusal, CopyJob, Request, RequestSender, RevokeJob};
 use crate::reservation_files::ReservationFiles;
 use crate::revoked_keys::RevokedKeys;
 use crate::service::{self, Heartbeat};
@@ -75,6 +76,7 @@ pub(crate) struct Appliance {
     /// Declared after the reactors, so that it reports how they stop.
     control: Option<ControlPlane>,
     files: Option<Arc<Files>>,
+    copies: Arc<Copies>,
     start_took: Duration,
 }
 
@@ -236,6 +238,8 @@ impl Appliance {
         let mut services: Vec<Arc<dyn Service>> = vec![Arc::new(fabrics)];
         let files = Files::prepare(&config, &devices, &arena, (state, &cores))?;
         services.extend(files.clone().map(|files| files as Arc<dyn Service>));
+        let copies = Arc::new(Copies::new(cores.len()));
+        services.push(copies.clone());
         services.extend(extra_services);
         let parts = Parts {
             arena: Arc::clone(&arena),
@@ -250,6 +254,7 @@ impl Appliance {
         if let Some(files) = &files {
             files.set_wakers(reactors.handles());
         }
+        copies.set_wakers(reactors.handles());
         let handles = reactors.handles().to_vec();
         target.set_waker(Box::new(move |reactor| handles[reactor].wake()));
         let opener = DeviceOpener {
@@ -270,6 +275,7 @@ impl Appliance {
             control_queues,
             operator_states,
             files: files.clone(),
+            copies: Arc::clone(&copies),
         };
         let reconciler = Reconciler::new(started, reactors.handles());
         let authentication = AuthenticationThread::start(&target, &cores)?;
@@ -291,6 +297,7 @@ impl Appliance {
             _pacing: pacing,
             control: None,
             files,
+            copies,
             start_took,
         })
     }
@@ -322,6 +329,7 @@ impl Appliance {
             clock: self.reactors.clock(),
             transports,
             files: self.files.clone(),
+            copies: Arc::clone(&self.copies),
             drives: self.drives.sources(),
             started: Instant::now(),
             start_took: self.start_took,
@@ -366,6 +374,29 @@ impl Appliance {
     pub(crate) fn poll(&mut self, now: Instant) {
         self.drives.poll(now);
         self.reconciler.poll();
+        self.copies.report_ended(self.reconciler.devices());
+    }
+
+    /// Begins a copy of a device to another. Returns its number.
+    ///
+    /// # Errors
+    /// Why it does not begin; nothing was changed.
+    pub(crate) fn start_copy(&self, wanted: &CopyWanted) -> Result<u32, CopyRefusal> {
+        let devices = self.reconciler.devices();
+        let checked = copies::check(wanted, self.config(), devices, &self.copies)?;
+        self.copies.start(checked)
+    }
+
+    fn start_copy_of(&self, job: CopyJob) {
+        let CopyJob {
+            wanted,
+            reply,
+            permit,
+        } = job;
+        let started = self.start_copy(&wanted);
+        drop(permit);
+        // The client may have disconnected; the log and the status tell the result.
+        drop(reply.send(started));
     }
 
     /// Reports readiness, and serves until the process receives a request to end, a reactor has
@@ -389,6 +420,7 @@ impl Appliance {
                 Some(Request::Reload) => service::reload(|| self.reload(&mut watchdog_loop)),
                 Some(Request::Apply(order)) => self.carry_out(order, &mut watchdog_loop),
                 Some(Request::Revoke(job)) => self.revoke_key(job, &mut watchdog_loop),
+                Some(Request::Copy(job)) => self.start_copy_of(job),
                 Some(Request::Upgrade(job)) => match self.upgrade(job, &mut watchdog_loop) {
                     Upgraded::Ends => return Ok(Ending::HandedOver),
                     Upgraded::Stays => {}
@@ -527,12 +559,14 @@ impl Appliance {
         service::stopping(deadline);
         self.target.shut_down();
         let (reconciler, drives, reactors) = (self.reconciler, self.drives, self.reactors);
+        let copies = self.copies;
         let stopping = std::thread::spawn(move || {
             let within = Nanos(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
             let report = reactors.stop(within);
             for outstanding in &report.outstanding {
                 tracing::error!("not finished at the deadline: {outstanding}");
             }
+            copies.report_ended(reconciler.devices());
             let flushed = reconciler.devices().flush_files();
             report.is_clean() && flushed
         });
@@ -581,6 +615,11 @@ impl Appliance {
     }
 
     #[cfg(test)]
+    pub(crate) fn copies(&self) -> &Arc<Copies> {
+        &self.copies
+    }
+
+    #[cfg(test)]
     pub(crate) fn reconciler(&mut self) -> &mut Reconciler {
         &mut self.reconciler
     }
@@ -617,7 +656,7 @@ impl Appliance {
         bound.map(|port| port.address).collect()
     }
 
-    pub(crate) fn arena(&self) -> &Arena {
+    pub(crate) fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
 

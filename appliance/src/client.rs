@@ -38,16 +38,22 @@ pub(crate) const CLIENTS_PATH: &str = "/api/v1/clients";
 pub(crate) const EVICT_CLIENT_PATH: &str = "/api/v1/clients/evict";
 /// The path that sets ANA states.
 pub(crate) const ANA_SET_PATH: &str = "/api/v1/ana/set";
+/// The path that begins a copy of a device.
+pub(crate) const START_COPY_PATH: &str = "/api/v1/copies/start";
+/// The path that aborts a copy of a device.
+pub(crate) const ABORT_COPY_PATH: &str = "/api/v1/copies/abort";
 /// The path that hands over to a new process.
 pub(crate) const UPGRADE_PATH: &str = "/api/v1/upgrade";
 /// Paths whose requests name an object that the appliance may not have.
-const PATHS_OF_OBJECTS: [&str; 6] = [
+const PATHS_OF_OBJECTS: [&str; 8] = [
     REOPEN_PATH,
     CLEAR_PATH,
     EVICT_PATH,
     CLIENTS_PATH,
     EVICT_CLIENT_PATH,
     ANA_SET_PATH,
+    START_COPY_PATH,
+    ABORT_COPY_PATH,
 ];
 
 /// Which appliance a command is for.

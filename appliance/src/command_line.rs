@@ -19,7 +19,7 @@ use crate::signals::RequestReceiver;
 use crate::state_directory::StateDirectory;
 use crate::terminal::print;
 use crate::{
-    ana, apply, audit, clients, device, doctor, drives, embedded, evict, key, load, manual,
+    ana, apply, audit, clients, copy, device, doctor, drives, embedded, evict, key, load, manual,
     reservations, service, signals, status, summary, top, trace, upgrade, volume,
 };
 
@@ -74,6 +74,8 @@ pub(crate) enum Command {
     Upgrade(upgrade::UpgradeArguments),
     /// Format, check or list the volumes of a configuration, for file exports.
     Volume(volume::VolumeArguments),
+    /// Copy a device of a running appliance to another one, while hosts use other devices.
+    Copy(copy::CopyArguments),
     /// Return a damaged device of a running appliance to service.
     Device(device::DeviceArguments),
     /// List the reservations of a running appliance's devices, or clear those of one device.
@@ -150,6 +152,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Apply(arguments) => apply::apply(&arguments),
         Command::Upgrade(arguments) => upgrade::upgrade(&arguments),
         Command::Volume(arguments) => volume::volume(&arguments),
+        Command::Copy(arguments) => copy::copy(&arguments),
         Command::Device(arguments) => device::device(&arguments),
         Command::Reservations(arguments) => reservations::reservations(&arguments),
         Command::Clients(arguments) => clients::clients(&arguments),

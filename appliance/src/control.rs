@@ -25,6 +25,7 @@ mod apply;
 mod audited;
 mod certificate;
 mod clients;
+mod copies;
 mod credentials;
 mod dashboard;
 mod jobs;

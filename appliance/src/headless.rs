@@ -18,6 +18,7 @@ use reactors::ring::Receiver;
 use reactors::{Poller, ReactorHandle};
 
 use crate::control;
+use crate::copies::Copies;
 use crate::devices::{Devices, DriveNamespace};
 use crate::error::{Failure, with_causes};
 use crate::exports::{self, Ports};
@@ -142,6 +143,7 @@ impl HeadlessAppliance {
                 control_queues,
                 operator_states: states,
                 files: None,
+                copies: Arc::new(Copies::new(1)),
             },
             parts: parts
                 .map(|(reactor, messages)| ReactorPart {

@@ -16,6 +16,8 @@ mod client;
 mod clients;
 mod command_line;
 mod control;
+mod copies;
+mod copy;
 mod device;
 mod devices;
 mod doctor;

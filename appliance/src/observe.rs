@@ -33,6 +33,7 @@ use pseudonyms::Pseudonyms;
 use recordings::Material;
 use sources::Sources;
 
+use crate::copies::Copies;
 use crate::files::Files;
 use crate::running::Running;
 
@@ -101,6 +102,11 @@ impl Observatory {
         Arc::clone(&self.latest)
     }
 
+    /// Takes a new observation, because a client may ask for what was changed just now.
+    pub(crate) fn renew(&mut self) {
+        self.latest = self.take();
+    }
+
     fn take(&self) -> Arc<Observation> {
         Arc::new(Observation::take(&self.sources, self.before.front()))
     }
@@ -134,6 +140,11 @@ impl Observatory {
     /// The file service, if there is one.
     pub(crate) fn files(&self) -> Option<Arc<Files>> {
         self.sources.files.clone()
+    }
+
+    /// The copies of devices.
+    pub(crate) fn copies(&self) -> Arc<Copies> {
+        Arc::clone(&self.sources.copies)
     }
 
     /// The target.

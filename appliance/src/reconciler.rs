@@ -20,6 +20,7 @@ use nvme_tcp::SharedTlsKeys;
 use reactors::ReactorHandle;
 
 use crate::change_gate::ChangeGate;
+use crate::copies::Copies;
 use crate::devices::{Devices, Opened, Opener};
 use crate::error::with_causes;
 use crate::event_loop::{EventLoop, aside};
@@ -60,6 +61,7 @@ pub(crate) struct Reconciler {
     /// Devices that no reactor uses any more; hosts may still be sent data from their memory.
     unreaped: Vec<Opened>,
     files: Option<Arc<Files>>,
+    copies: Arc<Copies>,
 }
 
 /// The result of a start, and the input of the reconciler.
@@ -82,6 +84,8 @@ pub(crate) struct Started {
     pub(crate) operator_states: OperatorStates,
     /// The file service, if there is one.
     pub(crate) files: Option<Arc<Files>>,
+    /// The copies of devices.
+    pub(crate) copies: Arc<Copies>,
 }
 
 impl Reconciler {
@@ -101,6 +105,7 @@ impl Reconciler {
             control_queues,
             operator_states,
             files,
+            copies,
         } = started;
         control_queues.set_wakers(handles);
         for transport in &transports {
@@ -135,6 +140,7 @@ impl Reconciler {
             arena,
             control_queues,
             files,
+            copies,
             unreaped: Vec::new(),
         }
     }

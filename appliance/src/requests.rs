@@ -10,6 +10,7 @@ use appliance_config::{Name, Problems};
 use nvme_target::EvictedAssociations;
 use tokio::sync::oneshot;
 
+use crate::copies::{CopyRefusal, CopyWanted};
 use crate::observe::model::{ApplyAnswer, UpgradeAnswer};
 use crate::reconciler::ApplyOptions;
 
@@ -25,6 +26,17 @@ pub(crate) enum Request {
     Upgrade(UpgradeJob),
     /// Revoke the secret of a key.
     Revoke(RevokeJob),
+    /// Copy a device to another.
+    Copy(CopyJob),
+}
+
+/// A copy.
+pub(crate) struct CopyJob {
+    pub(crate) wanted: CopyWanted,
+    /// The number of the copy that has begun. The receiver may be gone when the response is sent.
+    pub(crate) reply: oneshot::Sender<Result<u32, CopyRefusal>>,
+    /// Prevents changes of the configuration until it is dropped.
+    pub(crate) permit: ApplyPermit,
 }
 
 /// A revocation.

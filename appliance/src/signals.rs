@@ -64,7 +64,8 @@ impl RequestReceiver {
                 Request::End => return true,
                 Request::Reload => tracing::warn!("stopping: the configuration is not read again"),
                 // The requester is notified when the order is dropped.
-                Request::Apply(_) | Request::Upgrade(_) | Request::Revoke(_) => {}
+                Request::Apply(_) | Request::Upgrade(_) | Request::Revoke(_) | Request::Copy(_) => {
+                }
             }
         }
         false

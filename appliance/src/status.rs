@@ -138,6 +138,7 @@ fn write(out: &mut String, delta: &StatusDelta) -> fmt::Result {
         views::volumes(delta),
         views::shares(delta),
         views::file_operations(delta),
+        views::copies(delta),
         views::errors(delta),
     ] {
         write_table(out, &table)?;

@@ -1,5 +1,6 @@
 //! Output and exit codes of commands that query a running appliance, or need none.
 
+mod copies;
 mod process;
 
 use std::fs;

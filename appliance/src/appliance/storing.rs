@@ -5,6 +5,7 @@
 //! restart. After any other stop it closes the descriptors, by which the connections end.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::time::Duration;
 
 use nvme_handover_channel::{Left, store, take};
 
@@ -13,6 +14,9 @@ use crate::error::{Failure, with_causes};
 use crate::event_loop::{EventLoop, aside};
 use crate::service;
 use crate::watchdog_loop::WatchdogLoop;
+
+/// Time in which aborted copies have to end.
+const COPIES_TIME_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 #[error("not every file could be flushed: the log has the reason")]
@@ -46,8 +50,9 @@ impl Appliance {
     }
 
     fn try_to_store(&self, watchdog_loop: &mut WatchdogLoop) -> Result<usize, Failure> {
-        self.check_upgrade()?;
         let mut event_loop = with_watchdog(&self.drives, &self.reactors, watchdog_loop);
+        self.end_copies(&mut event_loop);
+        self.check_upgrade()?;
         let gate = self.close_change_gate(&mut event_loop)?;
         let left = self
             .close_to_hosts(&mut event_loop)
@@ -65,6 +70,16 @@ impl Appliance {
                 Err(error)
             }
         }
+    }
+
+    /// Aborts the copies of devices. One that does not end in time prevents that the state is stored.
+    fn end_copies(&self, event_loop: &mut dyn EventLoop) {
+        self.copies.abort_all();
+        let deadline = event_loop.now() + COPIES_TIME_MAX;
+        while self.copies.running().is_some() && event_loop.now() < deadline {
+            event_loop.rest();
+        }
+        self.copies.report_ended(self.reconciler.devices());
     }
 
     /// Completes the requests in flight, and stores the state. Returns the number of connections.

@@ -143,6 +143,9 @@ impl Appliance {
 
     /// Checks what no new process could continue.
     pub(crate) fn check_upgrade(&self) -> Result<(), Failure> {
+        if let Some(running) = self.copies.running() {
+            return Err(running.into());
+        }
         let config = self.config();
         if let Some(volume) = config.files.volumes.first() {
             return Err(NotPossible::Volume(volume.name.to_string()).into());

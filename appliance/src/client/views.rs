@@ -1,5 +1,9 @@
 //! The tables that `status` and `top` show.
 
+mod copies;
+
+pub(crate) use copies::copies;
+
 use super::delta::{Rates, StatusDelta};
 use crate::observe::model::{
     BUFFER_WAIT_MAX_NS, ControllerKind, DeviceState, DeviceStatus, Event, FileOperationStatus,

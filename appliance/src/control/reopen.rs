@@ -33,7 +33,7 @@ pub(super) async fn reopen(
         return refusal(StatusCode::NOT_FOUND, text);
     };
     let config = shared.observatory().config();
-    if let Err(error) = may_reopen(&config, &name) {
+    if let Err(error) = may_change(&config, &name) {
         return refusal(StatusCode::FORBIDDEN, error);
     }
     // Calls the file system, which may be slow.
@@ -65,9 +65,9 @@ pub(super) async fn reopen(
     }
 }
 
-/// Whether a request may reopen the device's file. If requests may not name the file, the owner of
-/// the configuration has to restart the appliance.
-fn may_reopen(config: &Config, name: &str) -> Result<(), String> {
+/// Whether a request may change the device's file: reopen or overwrite it. If requests may not name
+/// the file, that is left to the owner of the configuration.
+pub(super) fn may_change(config: &Config, name: &str) -> Result<(), String> {
     let mut devices = config.devices.iter();
     let device = devices.find(|device| device.name.as_str() == name);
     let Some(Backing::File { path, .. }) = device.map(|device| &device.backing) else {
@@ -115,11 +115,11 @@ mod tests {
         let anywhere = config("");
         let restricted = config("allowed_paths = [\"/srv/disks\"]");
         for (name, allowed) in [("in", true), ("out", false), ("up", false), ("ram", true)] {
-            assert_eq!(may_reopen(&anywhere, name), Ok(()), "{name}");
-            let verdict = may_reopen(&restricted, name);
+            assert_eq!(may_change(&anywhere, name), Ok(()), "{name}");
+            let verdict = may_change(&restricted, name);
             assert_eq!(verdict.is_ok(), allowed, "{name}: {verdict:?}");
         }
-        let refused = may_reopen(&restricted, "out").expect_err("it is elsewhere");
+        let refused = may_change(&restricted, "out").expect_err("it is elsewhere");
         assert!(refused.contains("`allowed_paths`"), "{refused}");
     }
 }

@@ -21,6 +21,7 @@ use super::ana;
 use super::apply::apply;
 use super::audited;
 use super::clients;
+use super::copies;
 use super::credentials::Credentials;
 use super::dashboard;
 use super::limits::{
@@ -41,7 +42,7 @@ use crate::requests::RequestSender;
 
 /// All paths of the API, as the documentation lists them.
 #[cfg(test)]
-pub(super) const PATHS: [(&str, &str); 19] = [
+pub(super) const PATHS: [(&str, &str); 21] = [
     ("get", "/healthz"),
     ("get", "/metrics"),
     ("get", "/api/v1/status"),
@@ -61,6 +62,8 @@ pub(super) const PATHS: [(&str, &str); 19] = [
     ("post", "/api/v1/ana/set"),
     ("post", "/api/v1/upgrade"),
     ("post", "/api/v1/keys/revoke"),
+    ("post", "/api/v1/copies/start"),
+    ("post", "/api/v1/copies/abort"),
 ];
 
 /// The path that applies configurations.
@@ -86,6 +89,12 @@ const UPGRADE: &str = "/api/v1/upgrade";
 
 /// The path that revokes the secret of a key.
 const REVOKE: &str = "/api/v1/keys/revoke";
+
+/// The path that begins a copy of a device.
+const START_COPY: &str = "/api/v1/copies/start";
+
+/// The path that aborts a copy of a device.
+const ABORT_COPY: &str = "/api/v1/copies/abort";
 
 /// The documentation of the API.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
@@ -190,6 +199,8 @@ pub(super) fn router(shared: &Arc<ControlState>, door: Entrance) -> Router {
         .route(SET_ANA, post(ana::set))
         .route(UPGRADE, post(upgrade))
         .route(REVOKE, post(revoke))
+        .route(START_COPY, post(copies::start))
+        .route(ABORT_COPY, post(copies::abort))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(shared), keep_apart))
@@ -341,7 +352,7 @@ async fn keep_apart(
 ) -> Response {
     if !matches!(
         request.uri().path(),
-        REOPEN | CLEAR | EVICT | EVICT_CLIENT | SET_ANA
+        REOPEN | CLEAR | EVICT | EVICT_CLIENT | SET_ANA | START_COPY | ABORT_COPY
     ) {
         return next.run(request).await;
     }

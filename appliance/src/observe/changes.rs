@@ -24,6 +24,10 @@ pub(crate) struct Changes {
     outage: Option<String>,
     degradation: Option<String>,
     lost_rdma: Option<String>,
+    /// The numbers of the copies that had not ended.
+    copies_running: BTreeSet<u32>,
+    /// The number of the last copy.
+    copies_seen: u32,
 }
 
 impl Changes {
@@ -37,6 +41,8 @@ impl Changes {
             outage: seen.outage(),
             degradation: seen.degradation(),
             lost_rdma: seen.lost_rdma(),
+            copies_running: BTreeSet::new(),
+            copies_seen: seen.copies.last().map_or(0, |it| it.number),
         }
     }
 
@@ -115,6 +121,28 @@ impl Changes {
             }
             self.lost_rdma = lost_rdma;
         }
+        self.compare_copies(seen, events);
+    }
+
+    /// Reports copies that have ended.
+    fn compare_copies(&mut self, seen: &Observation, events: &Events) {
+        for copy in seen.copies.iter().filter(|it| it.end.is_some()) {
+            let is_new = copy.number > self.copies_seen;
+            if !self.copies_running.contains(&copy.number) && !is_new {
+                continue;
+            }
+            let (severity, text) = match (copy.error(), copy.failure()) {
+                (Some(error), Some(_)) => (Severity::Error, error),
+                (Some(error), None) => (Severity::Warning, error),
+                (None, _) => (Severity::Info, "is complete".to_owned()),
+            };
+            let devices = format!("{} to {}", copy.source, copy.destination);
+            let text = format!("of device {devices}: {text}");
+            events.add(severity, "copy", &copy.number.to_string(), &text);
+        }
+        let running = seen.copies.iter().filter(|it| it.end.is_none());
+        self.copies_running = running.map(|it| it.number).collect();
+        self.copies_seen = seen.copies.last().map_or(self.copies_seen, |it| it.number);
     }
 
     fn compare_hosts(&mut self, seen: &Observation, events: &Events) {

@@ -4,6 +4,7 @@
 //! a name says otherwise. An unknown value is `null`, never zero.
 
 mod ana;
+mod copies;
 mod files;
 mod keys;
 mod paces;
@@ -21,6 +22,9 @@ use super::measured::{Sample as _, measured};
 use super::observation::MemorySample;
 use super::status::{DeviceInput, ExportInput, ListenerInput, ReactorInput, warnings};
 pub(crate) use ana::{AnaAnswer, AnaChange, AnaInput, AnaRequest, AnaStatus, AnaWord};
+pub(crate) use copies::{
+    AbortCopyAnswer, AbortCopyRequest, CopyRequest, CopyState, CopyStatus, StartCopyAnswer,
+};
 pub(crate) use files::{
     EvictClientAnswer, EvictClientRequest, FileClientStatus, FileListenerStatus,
     FileOperationStatus, FileServiceStatus, FilesStatus, OperationSample, ShareInput, ShareStatus,
@@ -64,6 +68,8 @@ pub(crate) struct Status {
     pub(crate) paces: Vec<PaceStatus>,
     /// The file service; none if no files are served.
     pub(crate) files: Option<FilesStatus>,
+    /// The copies of devices that run, and the last ones that have ended, oldest first.
+    pub(crate) copies: Vec<CopyStatus>,
     pub(crate) target: TargetStatus,
     /// How long reads and writes took, over all exports.
     pub(crate) latency: Latency,
@@ -635,7 +641,7 @@ pub(crate) struct Event {
     pub(crate) unix_ms: u64,
     pub(crate) severity: Severity,
     /// Of what kind, in one word: `host`, `device`, `reactor`, `memory`, `export`, `volume`, `files`,
-    /// `control`.
+    /// `copy`, `control`.
     pub(crate) what: String,
     /// What it happened to, by its name.
     pub(crate) subject: String,

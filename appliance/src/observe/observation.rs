@@ -18,6 +18,7 @@ use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
 use super::model::{BUFFER_WAIT_MAX_NS, OperationSample, TargetStatus, lost_rdma};
 use super::sources::Sources;
+use crate::copies::CopySample;
 use crate::exports::BoundPort;
 use crate::files::Files;
 use crate::operator_states::OperatorStates;
@@ -68,6 +69,8 @@ pub(crate) struct Observation {
     pub(crate) handshakes: CounterValues,
     /// The file service, if there is one.
     pub(crate) files: Option<FilesSample>,
+    /// The copies of devices, in the order of their numbers.
+    pub(crate) copies: Vec<CopySample>,
 }
 
 /// Latencies at an earlier time.
@@ -234,6 +237,7 @@ impl Observation {
                 .collect(),
             operator_states: sources.running.operator_states.lock().clone(),
             files: sources.files.as_deref().map(files),
+            copies: sources.copies.samples(),
             config,
         }
     }

@@ -14,6 +14,7 @@ use nvme_tcp::{TcpCounters, TlsCounters};
 use rdma::Provider;
 use reactors::{ReactorHandle, TscClock};
 
+use crate::copies::Copies;
 use crate::files::Files;
 use crate::running::Running;
 
@@ -175,6 +176,8 @@ pub(crate) struct Sources {
     pub(crate) transports: Vec<TransportCounters>,
     /// The file service, if there is one.
     pub(crate) files: Option<Arc<Files>>,
+    /// The copies of devices.
+    pub(crate) copies: Arc<Copies>,
     /// The open drives.
     pub(crate) drives: Arc<ArcSwap<Vec<DriveSource>>>,
     pub(crate) started: Instant,

@@ -14,13 +14,14 @@ use reactors::Nanos;
 use super::latency;
 use super::model::{
     AnaInput, AnaStatus, ApplianceStatus, AuthenticationStatus, ChannelStatus, ControllerKind,
-    DamageStatus, DeviceState, DeviceStatus, ExportStatus, FileListenerStatus, FileOperationStatus,
-    FileServiceStatus, FilesStatus, HostStatus, KeyInput, KeyStatus, Latency, ListenerStatus,
-    MemoryStatus, NamespaceStatus, PaceStatus, QueueStatus, RateLimitInput, RateLimitStatus,
-    ReactorStatus, RunState, ShareInput, ShareStatus, Status, StatusCode, StatusCount,
-    TargetStatus, Totals, TransportTotals, VolumeInput, VolumeStatus,
+    CopyStatus, DamageStatus, DeviceState, DeviceStatus, ExportStatus, FileListenerStatus,
+    FileOperationStatus, FileServiceStatus, FilesStatus, HostStatus, KeyInput, KeyStatus, Latency,
+    ListenerStatus, MemoryStatus, NamespaceStatus, PaceStatus, QueueStatus, RateLimitInput,
+    RateLimitStatus, ReactorStatus, RunState, ShareInput, ShareStatus, Status, StatusCode,
+    StatusCount, TargetStatus, Totals, TransportTotals, VolumeInput, VolumeStatus,
 };
 use super::observation::{DeviceSample, FilesSample, Observation, ReactorSample};
+use crate::copies::CopySample;
 use crate::exports::rate_limit;
 use crate::operator_states::OperatorStates;
 
@@ -90,6 +91,7 @@ impl Observation {
             rate_limits: self.rate_limits(),
             paces: self.paces.iter().map(PaceStatus::read).collect(),
             files: self.files.as_ref().map(|seen| self.files_status(seen)),
+            copies: self.copies.iter().map(|it| self.copy_status(it)).collect(),
             target: self.target_totals(),
             latency: self
                 .latency_of(|all| Some(latency::of_all(all)))
@@ -110,6 +112,11 @@ impl Observation {
             RateLimitStatus::read(RateLimitInput { limit, seen })
         });
         limits.collect()
+    }
+
+    fn copy_status(&self, copy: &CopySample) -> CopyStatus {
+        let source = self.device(copy.source.as_str());
+        CopyStatus::read(copy, source.map(|it| &it.health))
     }
 
     fn files_status(&self, seen: &FilesSample) -> FilesStatus {

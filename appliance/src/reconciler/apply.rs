@@ -116,7 +116,9 @@ impl Reconciler {
             );
         }
         let skipped = |it: &Planned| it.step_result(StepState::Skipped);
-        let refused = refusal(&plan, options).or_else(|| self.exports_volume(wanted));
+        let refused = refusal(&plan, options)
+            .or_else(|| self.exports_volume(wanted))
+            .or_else(|| self.disturbs_copy(&plan));
         if let Some(refused) = refused {
             return apply_result(plan.iter().map(skipped), false, Some(refused));
         }
@@ -579,6 +581,23 @@ impl Reconciler {
              restart it, or export another device",
             taken.device
         ))
+    }
+}
+
+/// Why a copy of a device forbids a change, if so.
+impl Reconciler {
+    /// A copy needs its devices, and hosts must not find a device that is being overwritten.
+    fn disturbs_copy(&self, plan: &[Planned]) -> Option<String> {
+        let disturbed = plan.iter().find_map(|planned| match &planned.step {
+            Step::RemoveDevice(device) => self.copies.using(device),
+            Step::AddNamespace { namespace, .. } => self.copies.writing(&namespace.device),
+            Step::AddExport(export) => {
+                let mut namespaces = export.namespaces.iter();
+                namespaces.find_map(|it| self.copies.writing(&it.device))
+            }
+            _ => None,
+        })?;
+        Some(format!("nothing was changed: {disturbed}"))
     }
 }
 

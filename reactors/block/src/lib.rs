@@ -2,7 +2,8 @@
 //!
 //! Owns: the [`Device`] and [`DeviceQueue`] traits; the back ends in RAM ([`MemoryDevice`]), on
 //! files ([`FileDevice`]) and without a medium ([`NullDevice`]); the devices of one reactor and
-//! their clients, the protocols ([`DeviceSet`], [`DeviceClient`]). It has no knowledge of NVMe,
+//! their clients, the protocols ([`DeviceSet`], [`DeviceClient`]); copies of one device to another
+//! ([`Copier`]). It has no knowledge of NVMe,
 //! never blocks, and does not allocate after a queue is opened. The crate `block_testing` has
 //! devices that inject faults and delays, and the conformance suite for all devices.
 //!
@@ -11,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod bounds;
+mod copier;
 mod device;
 mod error;
 mod file;
@@ -23,6 +25,11 @@ mod set;
 mod shape;
 mod shared_queues;
 
+pub use copier::{
+    COPIES_MAX, COPY_MEMORY_TIME_MAX, COPY_PIECE_BYTES, COPY_PIECES_MAX, COPY_REQUEST_TIME_MAX,
+    Copier, CopyEnd, CopyError, CopyFailure, CopyMessage, CopyPlan, CopyProgress, CopyStart,
+    CopyStep, CopyStop,
+};
 pub use device::{
     ABANDONED_MAX, AtomicWrites, BLOCK_SIZES, Deallocate, Device, DeviceIdentity, DeviceQueue,
     Drain, GIVEN_UP_MAX, Geometry, QUEUE_DEPTH_MAX, QueueOptions,

@@ -1,15 +1,18 @@
 //! Queues allocate nothing in steady state.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{
-    CompletionBatch, Device, FileDevice, FileOptions, MemoryDevice, MemoryOptions, NullDevice,
-    NullOptions, Operation, QueueOptions, Request,
+    CompletionBatch, Copier, CopyEnd, CopyMessage, CopyPlan, CopyProgress, CopyStart, Device,
+    DeviceSet, FileDevice, FileOptions, MemoryDevice, MemoryOptions, NullDevice, NullOptions,
+    Operation, QueueOptions, ReactorDevices, Request,
 };
 use block_testing::{DelayDevice, FaultDevice, FaultPlan, Latency};
 use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
-use reactors::{Nanos, TscClock};
+use reactors::{Nanos, TscClock, ring};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -123,6 +126,44 @@ fn null_device_does_not_allocate() {
         allocations(&NullDevice::new(options).unwrap(), &arena(), 100_000),
         0
     );
+}
+
+#[test]
+fn copy_does_not_allocate() {
+    let arena = arena();
+    let set = Rc::new(DeviceSet::new());
+    for (place, device) in [memory(), memory()].iter().enumerate() {
+        let options = QueueOptions::new(0, DEPTH, arena.pool(0));
+        set.attach(place, device, options).unwrap();
+    }
+    let (mut sender, messages) = ring::channel(4);
+    let copier = Copier::new(Rc::clone(&set), arena.pool(0), messages);
+    let devices = ReactorDevices::new(set);
+    devices.add(Rc::new(RefCell::new(copier)));
+    let progress = Arc::<CopyProgress>::default();
+    let start = CopyStart {
+        number: 1,
+        plan: CopyPlan {
+            source: 0,
+            destination: 1,
+            first_block: 0,
+            blocks: BLOCKS,
+            block_bytes: 4096,
+            // Many requests.
+            max_transfer_blocks: 1,
+        },
+        progress: Arc::clone(&progress),
+    };
+    assert!(sender.send(CopyMessage::Start(start)).is_ok());
+    let before = allocations_on_this_thread();
+    let mut turns = 0;
+    while progress.end().is_none() && turns < 100_000 {
+        devices.poll(Nanos::from_micros(turns));
+        devices.flush();
+        turns += 1;
+    }
+    assert_eq!(allocations_on_this_thread() - before, 0);
+    assert_eq!(progress.end(), Some(CopyEnd::Complete));
 }
 
 #[test]

@@ -1,5 +1,7 @@
-//! Partitions and logical volumes as file devices, on a loop device. Needs root and loop devices;
-//! prints a message and skips without them.
+//! Copies between devices; and partitions and logical volumes as file devices, on a loop device. The
+//! latter need root and loop devices; they print a message and skip without them.
+
+mod copies;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -472,6 +472,16 @@ impl Pool {
         self.inner.arena.exchange().starved_accounts(lease.class()) > 0
     }
 
+    /// Whether a request of any reactor waits for a slice of the size that `len` bytes take. What can
+    /// be done later should not take one then.
+    ///
+    /// # Panics
+    /// When `len` exceeds [`Pool::max_transfer`].
+    #[must_use]
+    pub fn is_waited_for(&self, len: usize) -> bool {
+        self.inner.arena.exchange().waited_for(self.class_of(len))
+    }
+
     /// Maximum size of a lease in bytes.
     #[must_use]
     pub fn max_transfer(&self) -> usize {

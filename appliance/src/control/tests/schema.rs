@@ -12,10 +12,11 @@ use serde_json::{Map, Value};
 
 use super::super::routes::OPENAPI;
 use crate::observe::model::{
-    AnaAnswer, AnaRequest, ApplyAnswer, ApplyRequest, ClearAnswer, ClearRequest,
-    DeviceReservations, Event, EvictAnswer, EvictClientAnswer, EvictClientRequest, EvictRequest,
-    FileClientStatus, Heatmap, History, Refusal, ReopenAnswer, ReopenRequest, RevokeAnswer,
-    RevokeRequest, Status, UpgradeAnswer, UpgradeRequest, WrongConfiguration,
+    AbortCopyAnswer, AbortCopyRequest, AnaAnswer, AnaRequest, ApplyAnswer, ApplyRequest,
+    ClearAnswer, ClearRequest, CopyRequest, DeviceReservations, Event, EvictAnswer,
+    EvictClientAnswer, EvictClientRequest, EvictRequest, FileClientStatus, Heatmap, History,
+    Refusal, ReopenAnswer, ReopenRequest, RevokeAnswer, RevokeRequest, StartCopyAnswer, Status,
+    UpgradeAnswer, UpgradeRequest, WrongConfiguration,
 };
 
 #[test]
@@ -41,6 +42,8 @@ fn openapi_schemas_match_the_model() {
     add::<EvictClientAnswer>(&mut schemas, &serializer);
     add::<AnaAnswer>(&mut schemas, &serializer);
     add::<UpgradeAnswer>(&mut schemas, &serializer);
+    add::<StartCopyAnswer>(&mut schemas, &serializer);
+    add::<AbortCopyAnswer>(&mut schemas, &serializer);
     add::<RevokeAnswer>(&mut schemas, &serializer);
     add::<Refusal>(&mut schemas, &serializer);
     add::<WrongConfiguration>(&mut schemas, &serializer);
@@ -52,6 +55,8 @@ fn openapi_schemas_match_the_model() {
     add::<EvictClientRequest>(&mut schemas, &requests);
     add::<AnaRequest>(&mut schemas, &requests);
     add::<UpgradeRequest>(&mut schemas, &requests);
+    add::<CopyRequest>(&mut schemas, &requests);
+    add::<AbortCopyRequest>(&mut schemas, &requests);
     add::<RevokeRequest>(&mut schemas, &requests);
     let schemas = Value::Object(schemas);
     let same = document["components"]["schemas"] == schemas;

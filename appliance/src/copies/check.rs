@@ -1,0 +1,232 @@
+//! Whether a copy may begin: what it would read and overwrite.
+
+use appliance_config::{Backing, Config, Name, Nqn};
+use block::{CopyPlan, Health, HealthState};
+
+use super::{Copies, CopyRunning};
+use crate::devices::Devices;
+use crate::quantity;
+
+/// The copy that an operator wants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CopyWanted {
+    pub(crate) source: String,
+    pub(crate) destination: String,
+    /// The beginning of the range in bytes, on both devices.
+    pub(crate) offset: u64,
+    /// The length of the range in bytes; `None`: to the end of the source.
+    pub(crate) length: Option<u64>,
+    /// Hosts may write to the source meanwhile.
+    pub(crate) live: bool,
+    /// Hosts may use the destination.
+    pub(crate) overwrite_exported: bool,
+}
+
+/// A copy that may begin.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) source: Name,
+    pub(crate) destination: Name,
+    pub(crate) plan: CopyPlan,
+    /// The counters of the source.
+    pub(crate) source_health: Health,
+}
+
+/// Why a copy does not begin. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CopyRefusal {
+    #[error("device {0} is not open: `windlass status` lists the devices")]
+    Unknown(String),
+    #[error("device {0} is the source and the destination: name two devices")]
+    Same(Name),
+    #[error(
+        "devices {source_device} and {destination} have blocks of {from} and {to} bytes: copy to a \
+         device with the same block size"
+    )]
+    BlockSize {
+        source_device: Name,
+        destination: Name,
+        from: u32,
+        to: u32,
+    },
+    #[error(
+        "device {device} has {} ({bytes} bytes), and the range ends at {end}: give --length and \
+         --offset in bytes, or a larger device", quantity::bytes(*bytes)
+    )]
+    OutOfRange { device: Name, bytes: u64, end: u64 },
+    #[error("offset and length are multiples of {0}, the block size, and the length is not 0")]
+    Unaligned(u32),
+    #[error("device {0} is read-only: remove `read_only`, or copy to another device")]
+    ReadOnly(Name),
+    #[error("device {device} is {state}: see `windlass status`")]
+    NotReady { device: Name, state: &'static str },
+    #[error(
+        "device {0} belongs to a volume, whose files a copy would destroy: copy to another device"
+    )]
+    Volume(Name),
+    #[error(
+        "export {export} has device {device}, so hosts may use what would be overwritten: remove it \
+         from the export first, or accept that with --overwrite-exported"
+    )]
+    Exported { device: Name, export: Nqn },
+    #[error(
+        "device {0} is `shared`, so hosts of another appliance may use what would be overwritten: \
+         accept that with --overwrite-exported"
+    )]
+    Shared(Name),
+    #[error(
+        "hosts may write to device {device} ({user}) while it is copied, and a copy is no snapshot: \
+         remove it from there first, or accept blocks of different moments with --live"
+    )]
+    Live { device: Name, user: String },
+    #[error(transparent)]
+    Busy(#[from] CopyRunning),
+    #[error("{} copies are running: wait for the end of one", block::COPIES_MAX)]
+    TooMany,
+    #[error("the reactor accepts no more messages: it has ended or is stuck")]
+    NoReactor,
+}
+
+/// Checks a copy against the running configuration.
+///
+/// # Errors
+/// The first reason why it must not begin.
+pub(crate) fn check(
+    wanted: &CopyWanted,
+    config: &Config,
+    devices: &Devices,
+    copies: &Copies,
+) -> Result<Checked, CopyRefusal> {
+    let unknown = |name: &str| CopyRefusal::Unknown(name.to_owned());
+    let found = |name: &str| {
+        let mut all = config.devices.iter();
+        let configured = all.find(|device| device.name.as_str() == name);
+        let (place, device) = devices.get(&configured?.name)?;
+        Some((configured?, place, device))
+    };
+    let (source, from_place, from) =
+        found(&wanted.source).ok_or_else(|| unknown(&wanted.source))?;
+    let (destination, to_place, to) =
+        found(&wanted.destination).ok_or_else(|| unknown(&wanted.destination))?;
+    if source.name == destination.name {
+        return Err(CopyRefusal::Same(source.name.clone()));
+    }
+    let (read, written) = (from.geometry(), to.geometry());
+    if read.block_size != written.block_size {
+        return Err(CopyRefusal::BlockSize {
+            source_device: source.name.clone(),
+            destination: destination.name.clone(),
+            from: read.block_size,
+            to: written.block_size,
+        });
+    }
+    if written.read_only {
+        return Err(CopyRefusal::ReadOnly(destination.name.clone()));
+    }
+    let bytes = [
+        (&source.name, read.bytes()),
+        (&destination.name, written.bytes()),
+    ];
+    let length = check_range(wanted, read.block_size, bytes)?;
+    for device in [&source.name, &destination.name] {
+        // What a copy writes is not read by another one, and what it reads is not overwritten.
+        let busy = match *device == destination.name {
+            true => copies.using(device),
+            false => copies.writing(device),
+        };
+        if let Some(running) = busy {
+            return Err(running.into());
+        }
+    }
+    let source_health = from.health();
+    for (device, health) in [(source, source_health), (destination, to.health())] {
+        let state = match health.state {
+            HealthState::Removed => "gone",
+            HealthState::Damaged if device.name == destination.name => "damaged",
+            _ => continue,
+        };
+        let device = device.name.clone();
+        return Err(CopyRefusal::NotReady { device, state });
+    }
+    check_uses(wanted, config, source, destination)?;
+    let max_transfer_blocks = read.max_transfer_blocks.min(written.max_transfer_blocks);
+    Ok(Checked {
+        source: source.name.clone(),
+        destination: destination.name.clone(),
+        plan: CopyPlan {
+            source: usize::from(from_place.0),
+            destination: usize::from(to_place.0),
+            first_block: wanted.offset / u64::from(read.block_size),
+            blocks: length / u64::from(read.block_size),
+            block_bytes: read.block_size,
+            max_transfer_blocks,
+        },
+        source_health,
+    })
+}
+
+/// Checks the range against the sizes of the source and the destination. Returns its length in bytes.
+fn check_range(
+    wanted: &CopyWanted,
+    block_bytes: u32,
+    devices: [(&Name, u64); 2],
+) -> Result<u64, CopyRefusal> {
+    let [(_, source_bytes), _] = devices;
+    let rest = source_bytes.saturating_sub(wanted.offset);
+    let length = wanted.length.unwrap_or(rest);
+    let end = wanted.offset.saturating_add(length);
+    for (device, bytes) in devices {
+        if end > bytes || wanted.offset >= bytes {
+            let device = device.clone();
+            return Err(CopyRefusal::OutOfRange { device, bytes, end });
+        }
+    }
+    let is_aligned = |bytes: u64| bytes.is_multiple_of(u64::from(block_bytes));
+    if length == 0 || !is_aligned(length) || !is_aligned(wanted.offset) {
+        return Err(CopyRefusal::Unaligned(block_bytes));
+    }
+    Ok(length)
+}
+
+/// Who else may use the devices.
+fn check_uses(
+    wanted: &CopyWanted,
+    config: &Config,
+    source: &appliance_config::Device,
+    destination: &appliance_config::Device,
+) -> Result<(), CopyRefusal> {
+    let export_of = |name: &Name| {
+        let mut exports = config.exports.iter();
+        exports.find(|export| export.namespaces.iter().any(|it| it.device == *name))
+    };
+    let is_shared = |device: &appliance_config::Device| {
+        matches!(device.backing, Backing::File { shared: true, .. })
+    };
+    let name = destination.name.clone();
+    if config.files.uses(&name) {
+        return Err(CopyRefusal::Volume(name));
+    }
+    if !wanted.overwrite_exported {
+        if let Some(export) = export_of(&name) {
+            return Err(CopyRefusal::Exported {
+                device: name,
+                export: export.nqn.clone(),
+            });
+        }
+        if is_shared(destination) {
+            return Err(CopyRefusal::Shared(name));
+        }
+    }
+    let user = match export_of(&source.name) {
+        _ if wanted.live => return Ok(()),
+        _ if is_shared(source) => "`shared` with another appliance".to_owned(),
+        _ if source.read_only => return Ok(()),
+        Some(export) => format!("export {}", export.nqn),
+        None if config.files.uses(&source.name) => "a volume".to_owned(),
+        None => return Ok(()),
+    };
+    Err(CopyRefusal::Live {
+        device: source.name.clone(),
+        user,
+    })
+}

@@ -1,0 +1,420 @@
+//! One copy: its pieces, and the transitions of its state.
+
+use std::sync::Arc;
+
+use hugemem::{Data, Lease};
+use reactors::Nanos;
+
+use super::{
+    Access, COPY_MEMORY_TIME_MAX, COPY_PIECES_MAX, COPY_REQUEST_TIME_MAX, CopyEnd, CopyError,
+    CopyFailure, CopyPlan, CopyProgress, CopyStart, CopyStep, CopyStop, PIECE_BITS,
+};
+use crate::device::GIVEN_UP_MAX;
+use crate::error::DeviceError;
+use crate::request::{Completion, Operation, Request};
+use crate::set::{Submitted, WaitingId};
+
+/// Interval of the attempts to get memory.
+const MEMORY_RETRY_INTERVAL: Nanos = Nanos::from_millis(1);
+/// Interval in which overdue requests are ended by force.
+const ABANDON_INTERVAL: Nanos = Nanos::from_secs(1);
+
+/// The state of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Pieces are read and written. Woken by completions, and while it has no memory by time.
+    Copying,
+    /// The destination is flushed. Woken by the completion of the flush.
+    Flushing,
+    /// No request is begun, except for the write of a piece before a failed one. Woken by the
+    /// completions of the requests in flight; those that remain at `abandon_at` are ended by force.
+    Stopping { cause: CopyStop, abandon_at: Nanos },
+    /// The result is reported, and no request is in flight.
+    Ended,
+}
+
+/// The request of a piece.
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    step: CopyStep,
+    /// From the beginning of the range.
+    block: u64,
+    blocks: u32,
+    since: Nanos,
+    /// Set if the device did not take it at once.
+    waiting: Option<WaitingId>,
+}
+
+pub(super) struct Job {
+    number: u32,
+    plan: CopyPlan,
+    piece_blocks: u32,
+    progress: Arc<CopyProgress>,
+    began: Nanos,
+    phase: Phase,
+    pieces: [Option<InFlight>; COPY_PIECES_MAX],
+    /// First block that no piece has had, from the beginning of the range.
+    next: u64,
+    /// The lowest block that was in a piece and is not going to be written, from the beginning of
+    /// the range.
+    lost: Option<u64>,
+    /// Since when there is no memory, and the time of the last attempt.
+    without_memory: Option<(Nanos, Nanos)>,
+}
+
+impl Job {
+    pub(super) fn new(start: CopyStart, piece_bytes: usize, now: Nanos) -> Self {
+        let CopyStart {
+            number,
+            plan,
+            progress,
+        } = start;
+        let fits = u32::try_from(piece_bytes).unwrap_or(u32::MAX) / plan.block_bytes.max(1);
+        Self {
+            number,
+            plan,
+            piece_blocks: fits.min(plan.max_transfer_blocks).max(1),
+            progress,
+            began: now,
+            phase: Phase::Copying,
+            pieces: [None; COPY_PIECES_MAX],
+            next: 0,
+            lost: None,
+            without_memory: None,
+        }
+    }
+
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.phase == Phase::Ended
+    }
+
+    pub(super) fn uses(&self, place: usize) -> bool {
+        [self.plan.source, self.plan.destination].contains(&place)
+    }
+
+    /// Begins what can be begun. Returns the amount of work done.
+    pub(super) fn advance(&mut self, access: &Access<'_>) -> usize {
+        self.check_deadlines(access);
+        match self.phase {
+            Phase::Copying => self.begin_pieces(access),
+            Phase::Flushing | Phase::Stopping { .. } | Phase::Ended => 0,
+        }
+    }
+
+    fn begin_pieces(&mut self, access: &Access<'_>) -> usize {
+        let mut begun = 0;
+        for index in 0..COPY_PIECES_MAX {
+            if self.phase != Phase::Copying || self.next == self.plan.blocks {
+                break;
+            }
+            if self.pieces[index].is_some() {
+                continue;
+            }
+            let left = self.plan.blocks - self.next;
+            let blocks = u64::from(self.piece_blocks).min(left) as u32;
+            let Some(lease) = self.take_memory(blocks, access) else {
+                break;
+            };
+            let block = self.next;
+            self.next += u64::from(blocks);
+            self.submit(index, CopyStep::Read, (block, blocks), Some(lease), access);
+            begun += 1;
+        }
+        if self.phase == Phase::Copying && self.next == self.plan.blocks && self.is_idle() {
+            self.phase = Phase::Flushing;
+            self.submit(0, CopyStep::Flush, (0, 0), None, access);
+            begun += 1;
+        }
+        begun
+    }
+
+    /// Memory for a piece. Fails the copy if there has been none for too long.
+    fn take_memory(&mut self, blocks: u32, access: &Access<'_>) -> Option<Lease> {
+        let bytes = blocks as usize * self.plan.block_bytes as usize;
+        let is_idle = self.is_idle();
+        // What others wait for is left to them, unless the copy would stand still.
+        let may_take = is_idle || !access.pool.is_waited_for(bytes);
+        let lease = may_take.then(|| access.pool.take(bytes)).flatten();
+        if lease.is_some() {
+            self.without_memory = None;
+            return lease;
+        }
+        self.progress.count_memory_wait();
+        let since = match self.without_memory {
+            Some((since, _)) if is_idle => since,
+            _ => access.now,
+        };
+        self.without_memory = Some((since, access.now));
+        if access.now >= since + COPY_MEMORY_TIME_MAX {
+            let failure = self.failure(CopyStep::Read, self.next, blocks, CopyError::NoMemory);
+            self.stop(CopyStop::Failed(failure), access);
+        }
+        None
+    }
+
+    fn submit(
+        &mut self,
+        index: usize,
+        step: CopyStep,
+        (block, blocks): (u64, u32),
+        data: Option<Lease>,
+        access: &Access<'_>,
+    ) {
+        let (place, operation) = match step {
+            CopyStep::Read => (self.plan.source, Operation::Read),
+            CopyStep::Write => (self.plan.destination, Operation::Write { fua: false }),
+            CopyStep::Flush => (self.plan.destination, Operation::Flush),
+        };
+        let request = Request {
+            tag: self.tag(index),
+            operation,
+            lba: match step {
+                CopyStep::Read | CopyStep::Write => self.plan.first_block + block,
+                CopyStep::Flush => 0,
+            },
+            blocks,
+            data,
+        };
+        let mut in_flight = InFlight {
+            step,
+            block,
+            blocks,
+            since: access.now,
+            waiting: None,
+        };
+        match access.set.submit(access.client, place, request) {
+            Ok(Submitted::Taken) => self.pieces[index] = Some(in_flight),
+            Ok(Submitted::Waiting(waiting)) => {
+                in_flight.waiting = Some(waiting);
+                self.pieces[index] = Some(in_flight);
+            }
+            Err(error) => self.piece_failed(&in_flight, error, access),
+        }
+    }
+
+    /// Continues with a piece whose request has completed.
+    pub(super) fn completed(&mut self, index: usize, completion: Completion, access: &Access<'_>) {
+        let Some(done) = self.pieces.get_mut(index).and_then(Option::take) else {
+            return;
+        };
+        match (completion.result, done.step, completion.data) {
+            (Err(error), ..) => self.piece_failed(&done, error, access),
+            (Ok(()), CopyStep::Read, Some(Data::Lease(lease))) => {
+                if self.wants(done.block) {
+                    let range = (done.block, done.blocks);
+                    self.submit(index, CopyStep::Write, range, Some(lease), access);
+                } else {
+                    self.lose(done.block);
+                }
+            }
+            // Only a completion of an abandoned request has no data.
+            (Ok(()), CopyStep::Read, _) => {
+                self.piece_failed(&done, DeviceError::Internal, access);
+            }
+            (Ok(()), CopyStep::Write, _) => self.progress.add_written(u64::from(done.blocks)),
+            (Ok(()), CopyStep::Flush, _) => self.end(CopyEnd::Complete, access),
+        }
+        self.end_if_stopped(access);
+    }
+
+    /// Whether a piece that was read is written.
+    fn wants(&self, block: u64) -> bool {
+        match self.phase {
+            Phase::Copying => true,
+            Phase::Stopping {
+                cause: CopyStop::Failed(failure),
+                ..
+            } => self.plan.first_block + block < failure.first_block,
+            Phase::Flushing | Phase::Stopping { .. } | Phase::Ended => false,
+        }
+    }
+
+    fn lose(&mut self, block: u64) {
+        self.lost = Some(self.lost.map_or(block, |lost| lost.min(block)));
+    }
+
+    fn failure(&self, step: CopyStep, block: u64, blocks: u32, error: CopyError) -> CopyFailure {
+        let (block, blocks) = match step {
+            CopyStep::Read | CopyStep::Write => (block, u64::from(blocks)),
+            CopyStep::Flush => (0, self.plan.blocks),
+        };
+        CopyFailure {
+            step,
+            first_block: self.plan.first_block + block,
+            blocks,
+            error,
+        }
+    }
+
+    fn piece_failed(&mut self, piece: &InFlight, error: DeviceError, access: &Access<'_>) {
+        if piece.step != CopyStep::Flush {
+            self.lose(piece.block);
+        }
+        let failure = |error| self.failure(piece.step, piece.block, piece.blocks, error);
+        let failed = match &self.phase {
+            Phase::Copying | Phase::Flushing => failure(CopyError::Device(error)),
+            // It is part of what stops the copy.
+            Phase::Stopping {
+                cause: CopyStop::Failed(first),
+                ..
+            } => match error {
+                DeviceError::Aborted => failure(first.error),
+                error => failure(CopyError::Device(error)),
+            },
+            // The result of an aborted copy tells the blocks that are written.
+            Phase::Stopping { .. } | Phase::Ended => return,
+        };
+        self.stop(CopyStop::Failed(failed), access);
+    }
+
+    /// Stops the copy. Of several failures, the one with the lowest range is kept.
+    pub(super) fn stop(&mut self, cause: CopyStop, access: &Access<'_>) {
+        let abandon_at = access.now + GIVEN_UP_MAX;
+        match (&mut self.phase, cause) {
+            (Phase::Copying | Phase::Flushing, cause) => {
+                self.phase = Phase::Stopping { cause, abandon_at };
+            }
+            (
+                Phase::Stopping {
+                    cause: CopyStop::Failed(first),
+                    ..
+                },
+                CopyStop::Failed(other),
+            ) => {
+                if other.first_block < first.first_block {
+                    *first = other;
+                }
+            }
+            // The first cause is kept.
+            (Phase::Stopping { .. } | Phase::Ended, _) => {}
+        }
+        let is_overdue =
+            matches!(cause, CopyStop::Failed(failure) if failure.error == CopyError::Overdue);
+        match cause {
+            CopyStop::Failed(_) if !is_overdue => {}
+            CopyStop::Failed(_) | CopyStop::Aborted | CopyStop::ReactorStops => {
+                self.give_up(access);
+            }
+        }
+        self.end_if_stopped(access);
+    }
+
+    /// Cancels the requests in flight, as far as that is possible at once.
+    fn give_up(&mut self, access: &Access<'_>) {
+        for index in 0..COPY_PIECES_MAX {
+            if let Some(piece) = self.pieces[index]
+                && let Some(waiting) = piece.waiting
+                && access.set.cancel(access.client, waiting, self.tag(index))
+            {
+                self.pieces[index] = None;
+                self.lose(piece.block);
+            }
+        }
+        let devices = 1 << self.plan.source | 1 << self.plan.destination;
+        let number = self.number;
+        let mut is_own = |tag: u64| tag >> PIECE_BITS == u64::from(number);
+        access.set.give_up(access.client, devices, &mut is_own);
+    }
+
+    fn check_deadlines(&mut self, access: &Access<'_>) {
+        match self.phase {
+            Phase::Copying | Phase::Flushing => {
+                let pieces = self.pieces.iter().flatten();
+                let overdue = pieces.filter(|it| access.now >= it.since + COPY_REQUEST_TIME_MAX);
+                let Some(first) = overdue.min_by_key(|it| it.block).copied() else {
+                    return;
+                };
+                let failure =
+                    self.failure(first.step, first.block, first.blocks, CopyError::Overdue);
+                self.stop(CopyStop::Failed(failure), access);
+            }
+            Phase::Stopping { cause, abandon_at } if access.now >= abandon_at => {
+                self.phase = Phase::Stopping {
+                    cause,
+                    abandon_at: access.now + ABANDON_INTERVAL,
+                };
+                self.give_up(access);
+                let number = self.number;
+                let mut is_own = |tag: u64| tag >> PIECE_BITS == u64::from(number);
+                access.set.abandon(access.client, &mut is_own);
+                self.end_if_stopped(access);
+            }
+            Phase::Stopping { .. } | Phase::Ended => {}
+        }
+    }
+
+    /// Ends the requests of a device that was removed with them.
+    pub(super) fn device_removed(&mut self, place: usize, access: &Access<'_>) {
+        if !self.uses(place) {
+            return;
+        }
+        for index in 0..COPY_PIECES_MAX {
+            let is_there = |piece: &mut InFlight| match piece.step {
+                CopyStep::Read => place == self.plan.source,
+                CopyStep::Write | CopyStep::Flush => place == self.plan.destination,
+            };
+            if let Some(piece) = self.pieces[index].take_if(is_there) {
+                self.piece_failed(&piece, DeviceError::Removed, access);
+            }
+        }
+        let step = match place == self.plan.source {
+            true => CopyStep::Read,
+            false => CopyStep::Write,
+        };
+        let error = CopyError::Device(DeviceError::Removed);
+        let left = self.plan.blocks - self.next;
+        let blocks = u64::from(self.piece_blocks).min(left) as u32;
+        let failure = self.failure(step, self.next, blocks, error);
+        self.stop(CopyStop::Failed(failure), access);
+    }
+
+    /// Time at which [`advance`](Self::advance) must be called at the latest.
+    pub(super) fn next_deadline(&self) -> Option<Nanos> {
+        match self.phase {
+            Phase::Copying | Phase::Flushing => {
+                let retry = self.without_memory.filter(|_| self.has_more());
+                let retry = retry.map(|(_, last)| last + MEMORY_RETRY_INTERVAL);
+                let pieces = self.pieces.iter().flatten();
+                let deadlines = pieces.map(|it| it.since + COPY_REQUEST_TIME_MAX);
+                deadlines.chain(retry).min()
+            }
+            Phase::Stopping { abandon_at, .. } => Some(abandon_at),
+            Phase::Ended => None,
+        }
+    }
+
+    fn has_more(&self) -> bool {
+        self.next < self.plan.blocks
+    }
+
+    fn is_idle(&self) -> bool {
+        self.pieces.iter().all(Option::is_none)
+    }
+
+    fn end_if_stopped(&mut self, access: &Access<'_>) {
+        if let Phase::Stopping { cause, .. } = self.phase
+            && self.is_idle()
+        {
+            let written_blocks = self.lost.map_or(self.next, |lost| lost.min(self.next));
+            let end = CopyEnd::Stopped {
+                written_blocks,
+                cause,
+            };
+            self.end(end, access);
+        }
+    }
+
+    fn end(&mut self, end: CopyEnd, access: &Access<'_>) {
+        self.phase = Phase::Ended;
+        self.progress
+            .set_end(end, access.now.saturating_sub(self.began));
+    }
+
+    fn tag(&self, index: usize) -> u64 {
+        u64::from(self.number) << PIECE_BITS | index as u64
+    }
+}
