@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# `windlass copy` copies a namespace of one drive to another drive while the host writes and verifies
+# on both drives. A medium that fails, an abort and a drive that is pulled end copies, which report
+# what is copied. The kernel's own driver compares the drives at the end.
+. "$(dirname "$0")/lib/guest.sh"
+. "$(dirname "$0")/lib/drives.sh"
+
+namespace_bytes=$((64 << 20))
+
+copy() { windlass copy --socket $control "$@"; }
+
+# copies: the copies in the status.
+copies() { windlass status --json --socket $control | jq -c '.copies[]'; }
+
+# last FIELD: that field of the last copy.
+last() { copies | tail -n 1 | jq -r ".$1"; }
+
+has_written() { [ "$(last state)" = running ] && [ "$(last written_bytes)" -ge "$1" ]; }
+
+# fails_with TEXT COPY…: the copy does not complete, and says this.
+fails_with() {
+  local text=$1 output
+  shift
+  echo "\$ windlass copy $*"
+  if output=$(copy "$@" 2>&1); then fail "it completed: $output"; fi
+  echo "$output"
+  grep -qF -- "$text" <<< "$output" || fail "it does not say: $text"
+}
+
+# restrict BYTES: limits what QEMU's throttle group moves in a second; 0 is no limit.
+restrict() {
+  machine "{\"execute\":\"qom-set\",\"arguments\":{\"path\":\"/objects/slow\",\"property\":\"limits\",
+    \"value\":{\"bps-total\":$1}}}"
+}
+
+modprobe -a nvme nvme-tcp
+cd /tmp
+show uname -r
+for address in $A $B; do
+  [ -e "/sys/bus/pci/devices/$address/driver" ] || echo $address > /sys/bus/pci/drivers_probe
+  eventually 20 disk_of $address 2
+done
+head -c $namespace_bytes /dev/urandom > /tmp/data
+dd if=/tmp/data of="$(disk_of $A 2)" bs=1M oflag=direct status=none
+dd if=/dev/zero of="$(disk_of $B 2)" bs=1M count=64 oflag=direct status=none
+show windlass bind $A $B
+# Namespaces 1 of both drives are exported, and namespaces 2 are not.
+configure_export '"a1", "b1"' 'allow_any_host = true' <<END
+$(for name in a1 a2; do
+  printf '[[device]]\nname = "%s"\ntype = "nvme"\npci = "%s"\nnamespace = %s\n' $name $A ${name#?}
+done)
+$(for name in b1 b2; do
+  printf '[[device]]\nname = "%s"\ntype = "nvme"\npci = "%s"\nnamespace = %s\n' $name $B ${name#?}
+done)
+END
+show cat $config
+start
+connect
+
+say "copies that must not begin"
+fails_with "name two devices" a2 a2
+fails_with "--overwrite-exported" a2 b1
+fails_with "--live" a1 b2
+fails_with "device a3 is not open" a3 b2
+[ -z "$(copies)" ] || fail "a copy began"
+
+say "a copy while the host writes and verifies on both drives"
+machine '{"execute":"object-add","arguments":{"qom-type":"throttle-group","id":"slow"}}'
+qmp blockdev-add driver=throttle node-name=slow1 throttle-group=slow file=file1n2 > /dev/null
+under disk1n2 slow1
+restrict $((8 << 20))
+rm -f /tmp/enough
+writer /tmp/enough "drive A beside the copy" "$(device_of 1)" > /tmp/a.log 2>&1 &
+writer_a=$!
+writer /tmp/enough "drive B beside the copy" "$(device_of 2)" > /tmp/b.log 2>&1 &
+writer_b=$!
+show copy a2 b2
+touch /tmp/enough
+wait $writer_a || fail "fio on drive A: $(cat /tmp/a.log)"
+wait $writer_b || fail "fio on drive B: $(cat /tmp/b.log)"
+cat /tmp/a.log /tmp/b.log
+[ "$(last state)" = complete ] && [ "$(last written_bytes)" = $namespace_bytes ] || fail "$(copies)"
+[ "$(last source_changes)" = 0 ] || fail "the source was changed: $(copies)"
+
+say "an exported namespace is copied under writes, which are reported"
+restrict $((32 << 20))
+verify "drive A while it is copied" "$(device_of 1)" 16 --rate=4m,4m > /tmp/a.log 2>&1 &
+writer_a=$!
+sleep 0.5
+show copy a1 b2 --live
+[ "$(last source_changes)" -gt 0 ] || fail "no change was counted: $(copies)"
+wait $writer_a || fail "fio on drive A: $(cat /tmp/a.log)"
+restrict 0
+
+say "a medium that cannot be read"
+machine '{"execute":"blockdev-add","arguments":{"driver":"blkdebug","node-name":"bad","image":"file0n2",
+  "inject-error":[{"event":"none","iotype":"read","sector":70000,"errno":5,"once":false}]}}'
+under disk0n2 bad
+fails_with "failed: the medium could not be read" a2 b2
+failed=$(last failed_offset) intact=$(last intact_bytes)
+[ "$(last state)" = failed ] || fail "$(copies)"
+[ "$failed" -le $((70000 * 512)) ] && [ $((failed + $(last failed_bytes))) -gt $((70000 * 512)) ] ||
+  fail "the range does not contain the bad sector: $(copies)"
+[ "$intact" = "$failed" ] || fail "what precedes the range is not written: $(copies)"
+under disk0n2 file0n2
+show copy a2 b2 --offset "$intact"
+
+say "an abort"
+restrict $((4 << 20))
+windlass copy --socket $control a2 b2 > /tmp/aborted.log 2>&1 &
+copying=$!
+eventually 30 has_written $((2 << 20))
+kill -INT $copying
+if wait $copying; then fail "it completed: $(cat /tmp/aborted.log)"; fi
+cat /tmp/aborted.log
+grep -q "it was aborted: continue with --offset" /tmp/aborted.log || fail "it was not aborted"
+intact=$(last intact_bytes)
+restrict 0
+show copy a2 b2 --offset "$intact"
+
+say "the kernel's driver compares the drives"
+disconnect
+stop
+show windlass unbind $A $B
+for address in $A $B; do eventually 20 disk_of $address 2; done
+cmp -n $namespace_bytes /tmp/data "$(disk_of $A 2)" || fail "the source was changed"
+cmp -n $namespace_bytes /tmp/data "$(disk_of $B 2)" || fail "the copy is not the same"
+
+say "a drive that is pulled while it is copied"
+show windlass bind $A $B
+start
+connect
+restrict $((4 << 20))
+windlass copy --socket $control a2 b2 > /tmp/pulled.log 2>&1 &
+copying=$!
+verify "drive B while A is pulled" "$(device_of 2)" 16 --rate=2m,2m > /tmp/b.log 2>&1 &
+writer_b=$!
+eventually 30 has_written $((2 << 20))
+qmp device_del id=nvme0 > /dev/null
+if wait $copying; then fail "it completed: $(cat /tmp/pulled.log)"; fi
+cat /tmp/pulled.log
+grep -q "device a2 failed: the device is gone" /tmp/pulled.log || fail "it does not name the drive"
+eventually 30 said "a1 is gone"
+restrict 0
+wait $writer_b || fail "fio on drive B: $(cat /tmp/b.log)"
+is_alive || fail "the appliance is gone"
+disconnect
+stop
+expect_quiet_iommu
+say passed
