@@ -6,6 +6,7 @@ use crate::arguments::{Failure, parse_region, parse_seconds, parse_seconds_or_no
 use clap::{Parser, Subcommand};
 
 mod diff;
+mod files;
 mod job;
 mod run;
 mod run_watcher;
@@ -29,6 +30,9 @@ pub(crate) enum Command {
     /// Measure a load at several levels: throughput over depth, or latency over load
     #[command(after_help = sweep::EXAMPLES)]
     Sweep(Box<sweep::SweepArgs>),
+    /// Put load on a server of files: NFSv4.1 or 4.2 over TCP
+    #[command(after_help = files::EXAMPLES)]
+    Files(Box<files::FilesArgs>),
     /// List the subsystems that a target offers
     Discover(target::DiscoverArgs),
     /// Measure how long hosts wait while the process of an appliance is replaced
@@ -43,6 +47,7 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Run(args) => run::execute(&args),
         Command::Sweep(args) => sweep::execute(&args),
+        Command::Files(args) => files::execute(&args),
         Command::Discover(args) => target::execute_discover(&args),
         Command::Upgrade(args) => upgrade::execute(&args),
         Command::Diff(args) => diff::execute(&args),
@@ -94,6 +99,19 @@ mod tests {
                 "random, sequential or zipf",
             ),
             (&["run", "--address", "no such host"], "no such address"),
+            (
+                &["files", "data", "--mix", "70"],
+                "not READ/WRITE in percent",
+            ),
+            (
+                &["files", "data", "--minor-version", "0"],
+                "0 is not in 1..=2",
+            ),
+            (
+                &["files", "metadata", "--depth", "513"],
+                "513 is not in 1..=512",
+            ),
+            (&["files", "metadata", "--items", "0"], "0 is not in 1.."),
             (&["upgrade", "--connections", "0"], "0 is not in 1..=1024"),
             (&["upgrade", "--depth", "129"], "129 is not in 1..=128"),
             (&["upgrade", "--rounds", "0"], "give a number from 1"),

@@ -1,6 +1,7 @@
-//! A verifying load generator for NVMe over Fabrics targets.
+//! A verifying load generator for NVMe over Fabrics targets, and for servers of files.
 //!
-//! The load uses `nvme_host`, the project's own host; this crate contains no other.
+//! The load uses `nvme_host` and `files_client`, the project's own host and client; this crate contains
+//! no other.
 
 #![forbid(unsafe_code)]
 
@@ -9,6 +10,7 @@ use std::process::ExitCode;
 pub mod arguments;
 mod command_line;
 pub mod difference;
+pub mod files;
 pub mod load;
 pub mod pinning;
 pub mod plot;

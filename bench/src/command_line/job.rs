@@ -39,14 +39,21 @@ pub(super) struct JobArgs {
     /// Every namespace, one after the other
     #[arg(long)]
     all_namespaces: bool,
+    #[command(flatten)]
+    pub(super) load: WorkloadArgs,
+}
+
+/// The workload of a job.
+#[derive(Debug, Args)]
+pub(super) struct WorkloadArgs {
     /// Request size, or several, each as likely: 4k or 4k,16k,64k
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', value_parser = parse_request_size)]
     block_size: Vec<u32>,
     /// Requests in flight on each queue; default 32
     #[arg(long)]
     pub(super) depth: Option<u16>,
-    /// I/O queues, each with its own part of the namespace
-    #[arg(long, default_value_t = 1)]
+    /// I/O queues, which are connections, each with its own part of the namespace or file
+    #[arg(long, visible_alias = "connections", default_value_t = 1)]
     queues: u16,
     /// Threads that drive the queues
     #[arg(long, default_value_t = 1)]
@@ -75,7 +82,8 @@ pub(super) struct JobArgs {
     /// Fill the region, check every block that is read, and read it all back at the end
     #[arg(long)]
     verify: bool,
-    /// How much of each namespace to use, from its start; with --verify at most 256 MiB unless told
+    /// How much of each namespace to use, from its start, or the size of the file; with --verify, and for
+    /// files, 256 MiB at most unless told
     #[arg(long, value_name = "SIZE", value_parser = parse_region)]
     region: Option<u64>,
     /// Seed of the workload's random choices; by default the time of day, which the report contains
@@ -129,7 +137,7 @@ fn parse_mix(text: &str) -> Result<u8, String> {
     }
 }
 
-impl JobArgs {
+impl WorkloadArgs {
     pub(super) fn workload(&self) -> Workload {
         let limit = match (self.ops, self.time) {
             (Some(operations), _) => Limit::Operations(operations),
@@ -154,6 +162,20 @@ impl JobArgs {
         }
     }
 
+    /// The workload and the cores of its threads.
+    pub(super) fn checked(&self) -> Result<(Workload, Vec<usize>), Failure> {
+        let (workload, cores) = (self.workload(), self.cores.clone());
+        if cores.len() > usize::from(workload.threads) {
+            let (cores, threads) = (cores.len(), workload.threads);
+            return Err(
+                format!("{cores} cores for {threads} of --threads: some would do nothing").into(),
+            );
+        }
+        Ok((workload, cores))
+    }
+}
+
+impl JobArgs {
     /// The named subsystem, or the only one.
     fn subsystem(&self, way: &TargetAccess) -> Result<String, Failure> {
         if let Some(nqn) = &self.nqn {
@@ -222,13 +244,7 @@ pub(super) enum JobPlan {
 impl JobArgs {
     /// Makes the plan of the job.
     pub(super) fn plan(&self) -> Result<JobPlan, Failure> {
-        let (workload, cores) = (self.workload(), self.cores.clone());
-        if cores.len() > usize::from(workload.threads) {
-            let (cores, threads) = (cores.len(), workload.threads);
-            return Err(
-                format!("{cores} cores for {threads} of --threads: some would do nothing").into(),
-            );
-        }
+        let (workload, cores) = self.load.checked()?;
         if let Some(device) = self.device.clone() {
             return Ok(JobPlan::Local(LocalPlan {
                 device,
@@ -327,7 +343,7 @@ mod tests {
             args.target.address,
             SocketAddr::from(([127, 0, 0, 1], 4420))
         );
-        let workload = args.workload();
+        let workload = args.load.workload();
         assert_eq!(workload.sizes_bytes, [4096, 65_536]);
         assert_eq!(
             (workload.read_percent, workload.limit),
@@ -335,7 +351,7 @@ mod tests {
         );
         assert_eq!((workload.region_bytes, workload.seed), (Some(1 << 20), 9));
         assert_eq!(workload.warm_up, Duration::from_millis(500));
-        let plain = job_args(&["--time", "2.5s"]).workload();
+        let plain = job_args(&["--time", "2.5s"]).load.workload();
         assert_eq!(plain.limit, Limit::Time(Duration::from_millis(2500)));
         assert!(!plain.verify && plain.sizes_bytes.is_empty());
     }

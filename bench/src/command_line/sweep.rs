@@ -78,13 +78,14 @@ impl SweepArgs {
         let ignored = match self.over {
             Over::Depth => self
                 .job
+                .load
                 .depth
                 .map(|_| "--depth: a sweep over depth has --depths"),
             Over::Load if !self.depths.is_empty() => {
                 Some("--depths: a sweep over load has one --depth")
             }
             Over::Load => {
-                let rate = self.job.rate;
+                let rate = self.job.load.rate;
                 rate.map(
                     |_| "--rate: a sweep over load tries rates up to what there is without one",
                 )

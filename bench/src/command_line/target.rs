@@ -82,9 +82,14 @@ fn secret<K: Kind>(path: &Path) -> Result<Secret<K>, Failure> {
 }
 
 fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    resolve(text, PORT)
+}
+
+/// The address of HOST:PORT, or of HOST with this port.
+pub(super) fn resolve(text: &str, port: u16) -> Result<SocketAddr, String> {
     let mut candidates = text
         .to_socket_addrs()
-        .or_else(|_| (text, PORT).to_socket_addrs())
+        .or_else(|_| (text, port).to_socket_addrs())
         .map_err(|error| format!("no such address: {error}"))?;
     candidates
         .next()

@@ -1,9 +1,12 @@
-//! The queue that a lane drives: the host's in production, a disk with planted faults in tests.
+//! The queue that a lane drives: the host's, a local device's, a file's on a server, or a disk with
+//! planted faults in tests.
 
 use std::time::Duration;
 
 use hugemem::Lease;
-use nvme_host::{ConnectionCounters, HostCompletions, HostError, IoQueue, Refused};
+use nvme_host::{ConnectionCounters, HostCompletions, IoQueue, Refused};
+
+use crate::load::phase::RunError;
 
 /// The operations that a lane needs of a queue, with the meaning of [`IoQueue`]'s functions of the
 /// same names.
@@ -37,14 +40,14 @@ pub trait Initiator {
     /// Sends queued requests.
     ///
     /// # Errors
-    /// [`HostError`], final.
-    fn flush(&mut self) -> Result<(), HostError>;
+    /// [`RunError`], final.
+    fn flush(&mut self) -> Result<(), RunError>;
 
     /// Returns completions.
     ///
     /// # Errors
-    /// [`HostError`], final.
-    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError>;
+    /// [`RunError`], final.
+    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, RunError>;
 
     /// Waits until there is something to poll.
     fn wait(&mut self, limit: Duration);
@@ -78,12 +81,12 @@ impl Initiator for IoQueue {
         self.submit_write(nsid, (lba, blocks), false, data, token)
     }
 
-    fn flush(&mut self) -> Result<(), HostError> {
-        self.flush()
+    fn flush(&mut self) -> Result<(), RunError> {
+        Ok(self.flush()?)
     }
 
-    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError> {
-        self.poll(completions)
+    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, RunError> {
+        Ok(self.poll(completions)?)
     }
 
     fn wait(&mut self, limit: Duration) {
@@ -119,11 +122,11 @@ impl<I: Initiator> Initiator for &mut I {
         Initiator::submit_write(&mut **self, nsid, lba, blocks, data, token)
     }
 
-    fn flush(&mut self) -> Result<(), HostError> {
+    fn flush(&mut self) -> Result<(), RunError> {
         (**self).flush()
     }
 
-    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError> {
+    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, RunError> {
         (**self).poll(completions)
     }
 

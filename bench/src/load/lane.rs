@@ -186,7 +186,7 @@ impl<I: Initiator> Lane<I> {
                 pacer.advance();
             }
         }
-        Ok(self.queue.flush()?)
+        self.queue.flush()
     }
 
     /// The next request, or `None` if the phase has none or none that can be sent now. The model

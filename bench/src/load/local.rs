@@ -12,12 +12,13 @@ use block::{
     NullDevice, NullOptions, Operation, QueueOptions, Request,
 };
 use hugemem::{Arena, Data, Lease, PagePolicy, Pool};
-use nvme_host::{HostCompletion, HostCompletions, HostError, NamespaceInfo, Refusal, Refused};
+use nvme_host::{HostCompletion, HostCompletions, NamespaceInfo, Refusal, Refused};
 use nvme_spec::{Cqe, Status};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::load::initiator::Initiator;
 use crate::load::options::{SIZE_MAX_BYTES, Workload};
+use crate::load::phase::RunError;
 use crate::load::run::{LoadError, OpenQueue, Outcome, Watch, drive_queues, take_arena};
 use crate::units::{format_size, parse_size};
 
@@ -263,12 +264,12 @@ impl Initiator for LocalQueue {
         })
     }
 
-    fn flush(&mut self) -> Result<(), HostError> {
+    fn flush(&mut self) -> Result<(), RunError> {
         self.queue.flush();
         Ok(())
     }
 
-    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError> {
+    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, RunError> {
         let mut batch = std::mem::take(&mut self.batch);
         let ended = self.queue.poll(&mut batch);
         for completion in batch.drain(..) {

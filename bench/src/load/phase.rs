@@ -7,6 +7,7 @@ use hdrhistogram::Histogram;
 use nvme_host::HostError;
 use nvme_spec::Status;
 
+use crate::files::FilesError;
 use crate::load::initiator::Initiator;
 use crate::load::lane::Lane;
 use crate::report::{histogram, nanos};
@@ -104,6 +105,9 @@ pub enum RunError {
     /// The connection failed.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// The server of files failed, or the connection to it.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// No completion for too long.
     #[error("the target hangs: {outstanding} commands without a completion for {limit:?}")]
     Stalled {

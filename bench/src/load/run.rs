@@ -17,6 +17,7 @@ use nvme_host::{
     ConnectOptions, ConnectionCounters, Controller, HostError, IoQueue, IoQueuePlan, NamespaceInfo,
 };
 
+use crate::files::FilesError;
 use crate::load::initiator::Initiator;
 use crate::load::lane::Lane;
 use crate::load::local::LocalError;
@@ -67,6 +68,9 @@ pub enum LoadError {
         /// The requested number.
         wanted: u16,
     },
+    /// An error of a server of files or a connection to it.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// An error of a local device.
     #[error(transparent)]
     Local(#[from] LocalError),
@@ -268,6 +272,13 @@ pub(crate) struct Driven {
     counters: ConnectionCounters,
     /// Whether the watch ended the run early.
     interrupted: bool,
+}
+
+impl Driven {
+    /// Whether an error has ended a phase.
+    pub(crate) fn has_trouble(&self) -> bool {
+        self.phases.iter().any(|(_, stats)| stats.trouble.is_some())
+    }
 }
 
 /// Runs the phases with the workload's queues on separate threads. The calling thread calls `tend`

@@ -217,13 +217,13 @@ impl Initiator for Disk {
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), HostError> {
+    fn flush(&mut self) -> Result<(), RunError> {
         Ok(())
     }
 
-    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError> {
+    fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, RunError> {
         if self.failed {
-            return Err(HostError::Closed);
+            return Err(HostError::Closed.into());
         }
         if self.fault == Fault::Pause && self.reads + self.writes >= self.at {
             self.fault = Fault::None;

@@ -7,6 +7,7 @@ use nvme_spec::log::TransportType;
 use serde::{Deserialize, Serialize};
 
 use super::{Latency, Machine};
+use crate::files::FilesPlan;
 use crate::load::local::LocalPlan;
 use crate::load::{Limit, OperationStats, Outcome, PhaseKind, PhaseStats, RunPlan, Workload};
 use crate::table::Table;
@@ -126,6 +127,8 @@ fn tcp() -> String {
 
 /// The transport name of a local device.
 const LOCAL: &str = "local";
+/// The transport name of a file of a server.
+const NFS: &str = "nfs";
 
 /// The results of one namespace.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -135,12 +138,12 @@ pub struct RunReport {
     pub job: Option<String>,
     /// The machine of the measurement.
     pub machine: Machine,
-    /// `tcp` or `rdma`, or `local` for a local device.
+    /// `tcp` or `rdma`, `local` for a local device, or `nfs` for a file of a server.
     #[serde(default = "tcp")]
     pub transport: String,
-    /// The target's listener, or the device.
+    /// The target's listener, the device, or the server with the directory of the file.
     pub address: String,
-    /// The subsystem; empty for a local device.
+    /// The subsystem; empty for a local device or a file.
     pub nqn: String,
     /// The namespace.
     pub nsid: u32,
@@ -215,7 +218,16 @@ impl RunReport {
         }
     }
 
-    /// The common part of both kinds of reports.
+    /// The report of a run on a file of a server.
+    #[must_use]
+    pub fn files(plan: &FilesPlan, outcome: &Outcome) -> Self {
+        Self {
+            transport: NFS.to_owned(),
+            ..Self::of(&plan.workload, plan.target.to_string(), outcome)
+        }
+    }
+
+    /// The common part of all kinds of reports.
     fn of(workload: &Workload, address: String, outcome: &Outcome) -> Self {
         let (limit_seconds, limit_operations) = match workload.limit {
             Limit::Time(time) => (Some(time.as_secs_f64()), None),
@@ -287,6 +299,8 @@ impl RunReport {
         }
         if self.transport == LOCAL {
             write!(f, "{}", self.address)?;
+        } else if self.transport == NFS {
+            write!(f, "a file in {} over NFS", self.address)?;
         } else {
             let Self {
                 nsid,

@@ -484,3 +484,107 @@ pub fn run(only: Option<&str>) -> Result<Vec<(String, LoopCounts)>, CostError> {
     }
     Ok(counted)
 }
+
+#[cfg(test)]
+mod tests {
+    use bench::files::metadata::{MetadataPlan, measure};
+    use bench::files::{FilesPlan, FilesTarget, run_files};
+    use bench::load::run::NoWatch;
+    use bench::load::{Limit, Pattern, Workload};
+    use files_spec::types::Stable;
+
+    use super::*;
+
+    fn target(rig: &Rig) -> FilesTarget {
+        FilesTarget {
+            address: rig.address,
+            path: "/data/".to_owned(),
+            minor_version: 2,
+            uid: 0,
+        }
+    }
+
+    fn plan(rig: &Rig, limit: Limit) -> FilesPlan {
+        FilesPlan {
+            target: target(rig),
+            workload: Workload {
+                sizes_bytes: Vec::new(),
+                depth: 8,
+                queues: 2,
+                threads: 1,
+                read_percent: 50,
+                pattern: Pattern::Random,
+                rate: None,
+                limit,
+                warm_up: Duration::ZERO,
+                verify: true,
+                region_bytes: Some(2 << 20),
+                seed: 7,
+            },
+            cores: Vec::new(),
+            stable: Stable::UNSTABLE,
+        }
+    }
+
+    #[test]
+    fn load_on_files_is_verified() {
+        for storage in [Storage::Volatile, Storage::Durable] {
+            let mut rig = Rig::new(storage).expect("a server");
+            let plan = plan(&rig, Limit::Operations(2000));
+            let outcome = rig.serve(move || run_files(&plan, &mut NoWatch));
+            let outcome = outcome.expect("it ends").expect("it runs");
+            assert_eq!(outcome.phases.len(), 3);
+            for (phase, stats) in &outcome.phases {
+                assert!(stats.trouble.is_none(), "{phase:?}: {:?}", stats.trouble);
+            }
+            let (_, main) = &outcome.phases[1];
+            assert_eq!(main.reads.operations + main.writes.operations, 2000);
+            assert!(main.checked.right > 0 && main.checked.unknown == 0);
+        }
+    }
+
+    #[test]
+    fn names_are_created_and_removed() {
+        let mut rig = Rig::new(Storage::Durable).expect("a server");
+        let plan = MetadataPlan {
+            target: target(&rig),
+            connections: 3,
+            threads: 2,
+            depth: 4,
+            items: 50,
+        };
+        // A second round finds nothing of the first one.
+        for _ in 0..2 {
+            let plan = plan.clone();
+            let report = rig.serve(move || measure(&plan, &|| false));
+            let report = report.expect("it ends").expect("it runs");
+            assert_eq!(report.trouble, None);
+            let operations: Vec<u64> = report.phases.iter().map(|it| it.operations).collect();
+            assert_eq!(operations, [150; 6]);
+        }
+    }
+
+    #[test]
+    fn a_server_that_ends_meanwhile_is_reported() {
+        let mut rig = Rig::new(Storage::Volatile).expect("a server");
+        let plan = plan(&rig, Limit::Time(Duration::from_secs(60)));
+        let client = std::thread::spawn(move || run_files(&plan, &mut NoWatch));
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(1) {
+            rig.turn();
+            std::thread::yield_now();
+        }
+        drop(rig);
+        let ended = client.join().expect("it ends");
+        let text = match ended {
+            Ok(outcome) => {
+                let (_, last) = outcome.phases.last().expect("a phase");
+                let trouble = last.trouble.as_ref().expect("the server has ended");
+                trouble.to_string()
+            }
+            // A slow machine has not begun.
+            Err(error) => error.to_string(),
+        };
+        assert!(text.contains("the server closed the connection"), "{text}");
+    }
+}
