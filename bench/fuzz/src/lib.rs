@@ -26,6 +26,7 @@ mod http;
 mod input;
 mod key;
 mod memory;
+mod nfs_client;
 #[expect(dead_code, reason = "the tests of the server use all of it")]
 mod nfs_harness;
 mod nfs_rpc;
@@ -56,7 +57,7 @@ pub struct Target {
 }
 
 /// Every target of this crate.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 17] = [
     Target {
         name: "tcp-target",
         run: tcp_target::run,
@@ -108,6 +109,10 @@ pub const TARGETS: [Target; 16] = [
     Target {
         name: "nfs-rpc",
         run: nfs_rpc::run,
+    },
+    Target {
+        name: "nfs-client",
+        run: nfs_client::run,
     },
     Target {
         name: "nfs-server",

@@ -66,6 +66,7 @@ replays! {
     records_of_tls: "tls-records",
     records_of_nfs: "nfs-rpc",
     clients_of_files: "nfs-server",
+    servers_of_our_client_of_files: "nfs-client",
     configurations: "config",
     connections_to_the_control_plane: "http",
 }

@@ -1,9 +1,9 @@
-//! `cargo xtask demo`: the main use case with the embedded default configuration, from the build to
-//! an attached host.
+//! `cargo xtask demo`: the main use case with the embedded default configuration and a volume of files
+//! in memory, from the build to an attached host and a mounted share.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +18,36 @@ use crate::{packages, process};
 
 /// Prefix of the appliance's output of each command that attaches an export.
 const ATTACH_PREFIX: &str = "attach: ";
+/// Prefix of the appliance's output of each command that mounts a share.
+const MOUNT_PREFIX: &str = "mount: ";
+/// The embedded default, and the path of the file in it.
+const EMBEDDED: &str = include_str!("../../../config/src/embedded.toml");
+const EMBEDDED_PATH: &str = "/var/lib/windlass/demo.img";
+/// What the demo adds to it. The port is not that of NFS, which the kernel's server may use.
+const FILES: &str = r#"
+[[device]]
+name = "ram1"
+type = "memory"
+size = "256MiB"
+
+[[volume]]
+name = "scratch"
+device = "ram1"
+
+[[share]]
+name = "scratch"
+volume = "scratch"
+allow_any_client = true
+squash = "none"
+
+[[file_listener]]
+name = "files"
+address = "127.0.0.1:20490"
+"#;
+const FILES_ADDRESS: &str = "127.0.0.1:20490";
+const SHARE: &str = "scratch";
+/// Size of the file of the verified workload.
+const FILE_SIZE: &str = "64M";
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The options of the demo.
@@ -26,7 +56,7 @@ pub(crate) struct Options {
     /// End after the workload instead of serving until Ctrl-C.
     #[arg(long)]
     once: bool,
-    /// Seconds of checked reads and writes on each namespace.
+    /// Seconds of checked reads and writes on each namespace, and of a file.
     #[arg(long, default_value_t = 5)]
     time: u32,
 }
@@ -49,19 +79,28 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     process::run(&mut build(with_rdma))?;
     let binaries = process::root().join("target/release");
     let interrupted = interrupt_flag()?;
-    println!("demo: starting the appliance on its embedded default");
+    println!("demo: starting the appliance on its embedded default, with a volume of files");
     let mut serving = DemoAppliance::start(&binaries.join("windlass"))?;
     println!("\ndemo: a verified workload on each namespace, by our own host over NVMe/TCP\n");
     let mut load = process::program(binaries.join("bench"));
     load.args(["run", "--all-namespaces", "--verify", "--progress"]);
     load.args(["--time", &options.time.to_string()]);
-    let loaded = process::run(&mut load);
+    let mut loaded = process::run(&mut load);
+    if loaded.is_ok() && !interrupted.load(Ordering::Relaxed) {
+        println!("\ndemo: a verified workload on a file, by our own client over NFSv4.2\n");
+        let mut load = process::program(binaries.join("bench"));
+        load.args(["files", "data", "--verify", "--progress"]);
+        load.args(["--address", FILES_ADDRESS, "--share", SHARE]);
+        load.args(["--region", FILE_SIZE]);
+        load.args(["--time", &options.time.to_string()]);
+        loaded = process::run(&mut load);
+    }
     if interrupted.load(Ordering::Relaxed) {
         // The interruption has also ended the load generator.
         return serving.stop();
     }
     loaded?;
-    explain(&serving.attach);
+    explain(&serving);
     if !options.once {
         println!("Serving until Ctrl-C.");
         while !interrupted.load(Ordering::Relaxed) {
@@ -92,10 +131,28 @@ fn interrupt_flag() -> Result<Arc<AtomicBool>, String> {
     Ok(interrupted)
 }
 
-fn explain(attach: &[String]) {
+/// Writes the configuration of the demo, whose file is beside it. Returns its path.
+fn write_configuration(directory: &Path) -> Result<PathBuf, String> {
+    let failed = |error| format!("cannot write to {}: {error}", directory.display());
+    std::fs::create_dir_all(directory).map_err(failed)?;
+    let path = directory.join("windlass.toml");
+    std::fs::write(&path, configuration(directory)).map_err(failed)?;
+    Ok(path)
+}
+
+fn configuration(directory: &Path) -> String {
+    let image = directory.join("demo.img");
+    EMBEDDED.replace(EMBEDDED_PATH, &image.to_string_lossy()) + FILES
+}
+
+fn explain(serving: &DemoAppliance) {
     println!("\nAttach it to a Linux machine, this one included, as root:\n");
     println!("    modprobe nvme-tcp");
-    for command in attach {
+    for command in &serving.attach {
+        println!("    {command}");
+    }
+    println!("\nMount the files:\n");
+    for command in &serving.mount {
         println!("    {command}");
     }
     println!();
@@ -105,14 +162,15 @@ fn explain(attach: &[String]) {
 struct DemoAppliance {
     child: Child,
     attach: Vec<String>,
+    mount: Vec<String>,
 }
 
 impl DemoAppliance {
     /// Starts `windlass run`, passes its output on, and waits until it is ready.
     fn start(windlass: &Path) -> Result<Self, String> {
         let mut command: Command = process::killed_with_parent(&process::program(windlass));
-        command.args(["--log", "warn", "run", "--data-dir"]);
-        command.arg(process::root().join("target/demo"));
+        command.args(["--log", "warn", "run"]);
+        command.arg(write_configuration(&process::root().join("target/demo"))?);
         // Only this process receives Ctrl-C, and then stops the appliance in order.
         command
             .process_group(0)
@@ -125,15 +183,21 @@ impl DemoAppliance {
         let mut serving = Self {
             child,
             attach: Vec::new(),
+            mount: Vec::new(),
         };
         let mut lines = BufReader::new(stdout).lines();
         loop {
             match lines.next() {
                 Some(Ok(line)) if line == READY_LINE => break,
-                Some(Ok(line)) => match line.strip_prefix(ATTACH_PREFIX) {
-                    Some(command) => serving.attach.push(command.to_owned()),
-                    None => println!("{line}"),
-                },
+                Some(Ok(line)) => {
+                    if let Some(command) = line.strip_prefix(ATTACH_PREFIX) {
+                        serving.attach.push(command.to_owned());
+                    } else if let Some(command) = line.strip_prefix(MOUNT_PREFIX) {
+                        serving.mount.push(command.to_owned());
+                    } else {
+                        println!("{line}");
+                    }
+                }
                 Some(Err(_)) | None => {
                     return Err("the appliance did not start: see its last line".to_owned());
                 }
@@ -163,5 +227,22 @@ impl Drop for DemoAppliance {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn configuration_has_the_demo_s_own_file_and_address() {
+        let text = configuration(Path::new("/somewhere"));
+        assert!(!text.contains(EMBEDDED_PATH), "{text}");
+        assert!(text.contains("path = \"/somewhere/demo.img\""), "{text}");
+        assert!(
+            text.contains(&format!("address = \"{FILES_ADDRESS}\"")),
+            "{text}"
+        );
+        assert!(text.contains(&format!("name = \"{SHARE}\"")), "{text}");
     }
 }

@@ -20,7 +20,7 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
 
 /// All fuzz targets; a test compares them with those of bench/fuzz.
-pub(crate) const TARGETS: [&str; 16] = [
+pub(crate) const TARGETS: [&str; 17] = [
     "tcp-target",
     "tcp-host",
     "rdma-target",
@@ -35,6 +35,7 @@ pub(crate) const TARGETS: [&str; 16] = [
     "tls-records",
     "nfs-rpc",
     "nfs-server",
+    "nfs-client",
     "config",
     "http",
 ];
