@@ -56,6 +56,9 @@ pub const UNUSED_RECORD_MS: u64 = 60_000;
 /// Limit of the ranges of the device that one READ returns. A READ of more is short.
 pub const READ_RANGES_MAX: usize = 64;
 
+/// Limit of the bytes that one COPY shares between two files. A COPY of more is short.
+pub const SHARED_COPY_BYTES_MAX: u64 = 1 << 30;
+
 /// Limit of a reply without payload in bytes.
 pub const REPLY_BYTES_MAX: usize = INLINE_BYTES_MAX;
 

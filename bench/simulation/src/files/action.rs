@@ -4,13 +4,13 @@
 use files_spec::attributes::{Attributes, number};
 use files_spec::name::XattrName;
 use files_spec::operations::{
-    Claim, CloneArgs, CloseArgs, CommitArgs, CreateArgs, CreateHow, ExclusiveCreate, OpenArgs,
-    OpenHow, Operation, RangeArgs, ReadArgs, RenameArgs, SeekArgs, SetXattrArgs, SetXattrOption,
-    SetattrArgs, WriteArgs, seek_what,
+    Claim, CloneArgs, CloseArgs, CommitArgs, CopyArgs, CreateArgs, CreateHow, ExclusiveCreate,
+    OpenArgs, OpenHow, Operation, RangeArgs, ReadArgs, RenameArgs, SeekArgs, SetXattrArgs,
+    SetXattrOption, SetattrArgs, WriteArgs, seek_what,
 };
 use files_spec::readdir::ReaddirArgs;
 use files_spec::types::{CreateType, Owner, Stable, StateId};
-use files_spec::xdr::{Opaque, Payload};
+use files_spec::xdr::{List, Opaque, Payload};
 use files_spec::{Bitmap, Name, Status};
 
 use super::content::{Effect, pattern};
@@ -102,6 +102,8 @@ pub(super) enum Action {
         object: ObjectId,
         offset: u64,
         length: u64,
+        /// COPY in place of CLONE.
+        is_copy: bool,
     },
     SetXattr {
         object: ObjectId,
@@ -220,6 +222,7 @@ impl Action {
                 object,
                 offset,
                 length,
+                ..
             } => {
                 let Some(content) = model.objects[*from].file() else {
                     return (None, None);
@@ -531,6 +534,7 @@ impl Action {
                 object,
                 offset,
                 length,
+                is_copy,
             } => {
                 let args = CloneArgs {
                     src_stateid: state(*from),
@@ -540,7 +544,20 @@ impl Action {
                     count: *length,
                 };
                 let begin = [put(*from), Operation::SaveFh(()), put(*object)];
-                send_all(&begin, &[Operation::Clone(args)])
+                let copy = CopyArgs {
+                    src_stateid: args.src_stateid,
+                    dst_stateid: args.dst_stateid,
+                    src_offset: args.src_offset,
+                    dst_offset: args.dst_offset,
+                    count: args.count,
+                    consecutive: true,
+                    synchronous: true,
+                    source_server: List::new(&[]),
+                };
+                match is_copy {
+                    true => send_all(&begin, &[Operation::Copy(copy)]),
+                    false => send_all(&begin, &[Operation::Clone(args)]),
+                }
             }
             Self::SetXattr {
                 object,

@@ -245,6 +245,21 @@ impl Model {
                 self.check_verifier(*verifier)?;
                 self.committed(pending);
             }
+            Action::Clone {
+                length,
+                is_copy: true,
+                ..
+            } => {
+                let Some(OperationResult::Copy(Outcome::Ok(ok))) = last else {
+                    return Err(missing());
+                };
+                self.check_verifier(ok.response.writeverf)?;
+                let (copied, length) = (ok.response.count, *length);
+                if copied != length {
+                    return Err(format!("{copied} bytes of {length} are copied"));
+                }
+                self.content_changed(pending, true);
+            }
             Action::Truncate { .. }
             | Action::Allocate { .. }
             | Action::Deallocate { .. }

@@ -199,6 +199,7 @@ fn clone(model: &Model, object: ObjectId, random: &mut Random) -> Option<Action>
         object,
         offset: random.below(8) * BLOCK,
         length: length * BLOCK,
+        is_copy: random.coin(),
     })
 }
 

@@ -3,21 +3,25 @@
 use files_spec::Status;
 use files_spec::name::XattrName;
 use files_spec::operations::{
-    CloneArgs, GetXattrOk, ListXattrsArgs, ListXattrsOk, Operation, OperationResult, Outcome,
-    RangeArgs, SeekArgs, SeekOk, SetXattrArgs, SetXattrOption, seek_what, share,
+    CloneArgs, CopyArgs, CopyOk, CopyRequirements, GetXattrOk, ListXattrsArgs, ListXattrsOk,
+    Operation, OperationResult, Outcome, RangeArgs, SeekArgs, SeekOk, SetXattrArgs, SetXattrOption,
+    WriteResponse, seek_what, share,
 };
-use files_spec::types::StateId;
+use files_spec::types::{Stable, StateId};
 use files_spec::xdr::{List, Opaque, padding};
 use files_store::{Error, Seek, XattrMode};
 
 use super::{Object, change_info};
 use crate::execution::Execution;
+use crate::limits::SHARED_COPY_BYTES_MAX;
 use crate::place::Place;
 use crate::refusal::Refusal;
 use crate::server::{Now, Server};
 use crate::states::StateUse;
 use crate::user::{READ, WRITE};
 
+/// Both ends of a range that files share are multiples of it, in bytes.
+const BLOCK_BYTES: u64 = files_store::limits::BLOCK_BYTES;
 /// Bytes of a result of LISTXATTRS without its names: cookie, number of names, end.
 const LIST_BYTES: usize = 16;
 
@@ -37,6 +41,7 @@ impl Server {
             Operation::Deallocate(args) => self.deallocate(x, args, now),
             Operation::Seek(args) => self.seek(x, args, now),
             Operation::Clone(args) => self.clone_range(x, args, now),
+            Operation::Copy(args) => self.copy(x, args, now),
             Operation::GetXattr(name) => self.get_xattr(x, *name),
             Operation::SetXattr(args) => self.set_xattr(x, args, now),
             Operation::ListXattrs(args) => self.list_xattrs(x, args),
@@ -144,6 +149,70 @@ impl Server {
         let ticket = volume.clone_range(source, target, args.count, now.time)?;
         x.await_durable(self.share(to).volume, ticket);
         x.push(&OperationResult::Clone(Outcome::Ok(())))
+    }
+
+    /// COPY from the saved into the current file, at once and in order: the files share the blocks,
+    /// as after CLONE. A range whose last block is in the way is copied without it, and the reply
+    /// is short. A range of which no whole block can be shared is not supported: the client reads
+    /// and writes it.
+    fn copy(&mut self, x: &mut Execution, args: &CopyArgs<'_>, now: &Now) -> Result<(), Refusal> {
+        let saved = x.saved.place.ok_or(Status::NOFILEHANDLE)?;
+        if !args.source_server.is_empty() {
+            return Err(Status::NOTSUPP.into());
+        }
+        let (from, source) = self.readable_file(x, saved, &args.src_stateid, now)?;
+        let (to, target) = self.regular_file(x.place()?)?;
+        self.check_writable(to)?;
+        let rest = source.size.checked_sub(args.src_offset);
+        let rest = rest.ok_or(Status::INVAL)?;
+        let asked = match args.count {
+            0 => rest,
+            count if count <= rest => count,
+            // It ends behind the source.
+            _ => return Err(Status::INVAL.into()),
+        };
+        let end = args.dst_offset.checked_add(asked).ok_or(Status::FBIG)?;
+        let source_end = args.src_offset + asked;
+        if from == to && args.src_offset < end && args.dst_offset < source_end {
+            return Err(Status::INVAL.into());
+        }
+        if from.share != to.share {
+            return Err(Status::NOTSUPP.into());
+        }
+        let is_whole = |bytes: u64| bytes.is_multiple_of(BLOCK_BYTES);
+        let ends_with_source = asked == rest && end >= target.size;
+        let count = match asked {
+            asked if asked > SHARED_COPY_BYTES_MAX => SHARED_COPY_BYTES_MAX,
+            asked if is_whole(asked) || ends_with_source => asked,
+            asked => asked - asked % BLOCK_BYTES,
+        };
+        if asked > 0 && (count == 0 || !is_whole(args.src_offset) || !is_whole(args.dst_offset)) {
+            return Err(Status::NOTSUPP.into());
+        }
+        // This removes privileges of the file, so that it is the last check.
+        let to = self.writable_file(x, &args.dst_stateid, now)?;
+        x.check_room()?;
+        if count > 0 {
+            let source = (from.inode, args.src_offset);
+            let target = (to.inode, args.dst_offset);
+            let volume = self.volume_mut(to);
+            let ticket = volume.clone_range(source, target, count, now.time)?;
+            x.await_durable(self.share(to).volume, ticket);
+        }
+        let ok = CopyOk {
+            response: WriteResponse {
+                callback_id: None,
+                count,
+                // The data of the source may be unstable.
+                committed: Stable::UNSTABLE,
+                writeverf: self.write_verifier(),
+            },
+            requirements: CopyRequirements {
+                consecutive: true,
+                synchronous: true,
+            },
+        };
+        x.push(&OperationResult::Copy(Outcome::Ok(ok)))
     }
 
     fn get_xattr(&mut self, x: &mut Execution, name: XattrName<'_>) -> Result<(), Refusal> {

@@ -3,11 +3,11 @@
 use files_spec::Status;
 use files_spec::name::XattrName;
 use files_spec::operations::{
-    CloneArgs, ListXattrsArgs, Operation, OperationNumber, OperationResult, Outcome, RangeArgs,
-    SeekArgs, SeekOk, SetXattrArgs, SetXattrOption,
+    CloneArgs, CopyArgs, ListXattrsArgs, NetworkLocation, Operation, OperationNumber,
+    OperationResult, Outcome, RangeArgs, SeekArgs, SeekOk, SetXattrArgs, SetXattrOption,
 };
 use files_spec::types::{CreateType, Stable, StateId};
-use files_spec::xdr::Opaque;
+use files_spec::xdr::{List, Opaque, Text};
 
 use crate::client::{Answer, Client, World, in_share, name};
 use crate::data::{at_file, data, read, write};
@@ -164,6 +164,228 @@ fn clones_are_independent_of_their_source() {
     let target = in_share(&[Operation::Lookup(name("g")), read(to, 0, 8192)]);
     let answer = client.ok(&mut world, &target);
     assert_eq!(data(&answer), (true, &[1; 8192][..]));
+    assert_eq!(world.server.volumes()[0].problems(), Vec::<String>::new());
+}
+
+fn copy_args(from: StateId, to: StateId) -> CopyArgs<'static> {
+    CopyArgs {
+        src_stateid: from,
+        dst_stateid: to,
+        src_offset: 0,
+        dst_offset: 0,
+        count: 0,
+        consecutive: true,
+        synchronous: true,
+        source_server: List::new(&[]),
+    }
+}
+
+/// COPY from `f` to a name.
+fn copy<'o>(to: &'o str, args: CopyArgs<'o>) -> Vec<Operation<'o>> {
+    let mut operations = at_file(Operation::SaveFh(()));
+    operations.extend(in_share(&[
+        Operation::Lookup(name(to)),
+        Operation::Copy(args),
+    ]));
+    operations
+}
+
+/// The number of bytes that a COPY has copied.
+fn copied(answer: &Answer) -> u64 {
+    let OperationResult::Copy(Outcome::Ok(ok)) = answer.last() else {
+        panic!("{:?}", answer.parts());
+    };
+    assert_eq!(ok.response.callback_id, None);
+    assert!(ok.requirements.consecutive && ok.requirements.synchronous);
+    ok.response.count
+}
+
+#[test]
+fn invalid_copies_change_nothing() {
+    let mut world = World::new();
+    let mut client = client(&mut world);
+    let from = open_file(&mut world, &mut client, "f");
+    let to = open_file(&mut world, &mut client, "g");
+    let fill = |id, byte| write(id, 0, Stable::UNSTABLE, byte);
+    client.ok(&mut world, &at_file(fill(from, &[1; 20_000])));
+    let at_target = |operation| in_share(&[Operation::Lookup(name("g")), operation]);
+    client.ok(&mut world, &at_target(fill(to, &[2; 20_000])));
+    client.ok(
+        &mut world,
+        &in_share(&[make(CreateType::Directory, "d", 0o755)]),
+    );
+    let args = copy_args(from, to);
+    let other = [NetworkLocation::Name(Text("other"))];
+    let cases = [
+        (
+            "g",
+            CopyArgs {
+                src_offset: 20_001,
+                ..args
+            },
+            Status::INVAL,
+        ),
+        (
+            "g",
+            CopyArgs {
+                count: 20_001,
+                ..args
+            },
+            Status::INVAL,
+        ),
+        (
+            "g",
+            CopyArgs {
+                src_offset: 8192,
+                count: u64::MAX,
+                ..args
+            },
+            Status::INVAL,
+        ),
+        (
+            "g",
+            CopyArgs {
+                dst_offset: u64::MAX - 4095,
+                ..args
+            },
+            Status::FBIG,
+        ),
+        (
+            "g",
+            CopyArgs {
+                src_stateid: StateId::INVALID,
+                ..args
+            },
+            Status::BAD_STATEID,
+        ),
+        (
+            "g",
+            CopyArgs {
+                dst_stateid: StateId::INVALID,
+                ..args
+            },
+            Status::BAD_STATEID,
+        ),
+        (
+            "g",
+            CopyArgs {
+                source_server: List::new(&other),
+                ..args
+            },
+            Status::NOTSUPP,
+        ),
+        // No whole block can be shared.
+        (
+            "g",
+            CopyArgs {
+                src_offset: 1,
+                ..args
+            },
+            Status::NOTSUPP,
+        ),
+        (
+            "g",
+            CopyArgs {
+                dst_offset: 512,
+                ..args
+            },
+            Status::NOTSUPP,
+        ),
+        (
+            "g",
+            CopyArgs {
+                count: 4095,
+                ..args
+            },
+            Status::NOTSUPP,
+        ),
+        ("d", args, Status::ISDIR),
+        // Ranges of one file that overlap.
+        (
+            "f",
+            CopyArgs {
+                dst_stateid: from,
+                ..args
+            },
+            Status::INVAL,
+        ),
+        (
+            "f",
+            CopyArgs {
+                dst_stateid: from,
+                dst_offset: 4096,
+                ..args
+            },
+            Status::INVAL,
+        ),
+        (
+            "f",
+            CopyArgs {
+                dst_stateid: from,
+                src_offset: 8192,
+                dst_offset: 4096,
+                count: 4097,
+                ..args
+            },
+            Status::INVAL,
+        ),
+    ];
+    for (to, args, status) in cases {
+        client.fails(&mut world, &copy(to, args), status);
+    }
+    let unsaved = copy("g", args).split_off(4);
+    client.fails(&mut world, &unsaved, Status::NOFILEHANDLE);
+    let anonymous = CopyArgs {
+        dst_stateid: StateId::ANONYMOUS,
+        ..args
+    };
+    world.uid = 5;
+    client.fails(&mut world, &copy("g", anonymous), Status::ACCESS);
+    world.uid = 0;
+    client.minor_version = 1;
+    let answer = client.send(&mut world, &copy("g", args));
+    assert_eq!(answer.status(), Status::OP_ILLEGAL);
+    client.minor_version = 2;
+    let answer = client.ok(&mut world, &at_target(read(to, 0, 20_000)));
+    assert_eq!(data(&answer), (true, &[2; 20_000][..]));
+}
+
+#[test]
+fn copies_are_independent_and_short_where_blocks_are_shared_in_part() {
+    let mut world = World::new();
+    let mut client = client(&mut world);
+    let from = open_file(&mut world, &mut client, "f");
+    let to = open_file(&mut world, &mut client, "g");
+    let args = copy_args(from, to);
+    // The rest of an empty file.
+    assert_eq!(copied(&client.ok(&mut world, &copy("g", args))), 0);
+    let fill = |byte| write(from, 0, Stable::UNSTABLE, byte);
+    client.ok(&mut world, &at_file(fill(&[1; 20_000])));
+    assert_eq!(copied(&client.ok(&mut world, &copy("g", args))), 20_000);
+    client.ok(&mut world, &at_file(fill(&[3; 20_000])));
+    let at_target = |operation| in_share(&[Operation::Lookup(name("g")), operation]);
+    let all = at_target(read(to, 0, 40_000));
+    let answer = client.ok(&mut world, &all);
+    assert_eq!(data(&answer), (true, &[1; 20_000][..]));
+    // The last block of the target has bytes that stay.
+    let end = at_target(write(to, 20_000, Stable::UNSTABLE, &[5; 10]));
+    client.ok(&mut world, &end);
+    assert_eq!(copied(&client.ok(&mut world, &copy("g", args))), 16_384);
+    let part = CopyArgs {
+        count: 5000,
+        ..args
+    };
+    assert_eq!(copied(&client.ok(&mut world, &copy("g", part))), 4096);
+    let answer = client.ok(&mut world, &all);
+    let expected = [vec![3; 16_384], vec![1; 3616], vec![5; 10]].concat();
+    assert_eq!(data(&answer), (true, &expected[..]));
+    // Within a file.
+    let within = CopyArgs {
+        dst_stateid: from,
+        dst_offset: 20_480,
+        ..args
+    };
+    assert_eq!(copied(&client.ok(&mut world, &copy("f", within))), 20_000);
     assert_eq!(world.server.volumes()[0].problems(), Vec::<String>::new());
 }
 
