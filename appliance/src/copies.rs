@@ -47,6 +47,7 @@ pub(crate) struct CopySample {
     pub(crate) bytes: u64,
     pub(crate) block_bytes: u32,
     pub(crate) written_bytes: u64,
+    pub(crate) drive_memory_bytes: u64,
     pub(crate) memory_waits: u64,
     pub(crate) began_unix_ms: u64,
     /// How long it ran, or has run so far.
@@ -151,6 +152,8 @@ impl Copy {
     fn sample(&self) -> CopySample {
         let mut sample = self.sample.clone();
         sample.written_bytes = self.progress.written_blocks() * u64::from(sample.block_bytes);
+        sample.drive_memory_bytes =
+            self.progress.in_device_blocks() * u64::from(sample.block_bytes);
         sample.memory_waits = self.progress.memory_waits();
         sample.end = self.progress.end();
         let took = self.progress.took().map(|it| Duration::from_nanos(it.0));
@@ -289,6 +292,7 @@ impl Copies {
                 bytes: plan.blocks * block_bytes,
                 block_bytes: plan.block_bytes,
                 written_bytes: 0,
+                drive_memory_bytes: 0,
                 memory_waits: 0,
                 began_unix_ms: since.map_or(0, |it| it.as_millis() as u64),
                 took: Duration::ZERO,

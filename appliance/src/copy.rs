@@ -60,6 +60,10 @@ pub(crate) struct CopyArguments {
     /// Copy although DESTINATION is exported, so that hosts may use it.
     #[arg(long)]
     overwrite_exported: bool,
+    /// Move data through the controller memory buffer of the drive that has both devices, and not
+    /// through the memory of this machine. No real drive has been tested.
+    #[arg(long)]
+    drive_memory: bool,
     /// Begin the copy, print its number, and do not wait.
     #[arg(long)]
     detach: bool,
@@ -68,7 +72,7 @@ pub(crate) struct CopyArguments {
         long,
         value_name = "NUMBER",
         conflicts_with_all = ["source", "destination", "offset", "length", "live",
-            "overwrite_exported", "detach"]
+            "overwrite_exported", "drive_memory", "detach"]
     )]
     abort: Option<u32>,
     #[command(flatten)]
@@ -108,6 +112,7 @@ pub(crate) fn copy(arguments: &CopyArguments) -> Result<ExitCode, Failure> {
         length: arguments.length,
         live: arguments.live,
         overwrite_exported: arguments.overwrite_exported,
+        drive_memory: arguments.drive_memory,
     };
     let StartCopyAnswer { number } = client.post(START_COPY_PATH, &request)?;
     if arguments.detach {
@@ -272,6 +277,7 @@ mod tests {
             offset: 0,
             bytes: 8 << 30,
             written_bytes: 0,
+            drive_memory_bytes: 0,
             began_unix_ms: 0,
             took_ms: 0,
             memory_waits: 0,

@@ -94,6 +94,7 @@ fn wanted(request: CopyRequest) -> CopyWanted {
         length,
         live,
         overwrite_exported,
+        drive_memory,
     } = request;
     CopyWanted {
         source,
@@ -102,6 +103,7 @@ fn wanted(request: CopyRequest) -> CopyWanted {
         length,
         live,
         overwrite_exported,
+        drive_memory,
     }
 }
 
@@ -133,6 +135,8 @@ fn status(refused: &CopyRefusal) -> StatusCode {
         | CopyRefusal::BlockSize { .. }
         | CopyRefusal::OutOfRange { .. }
         | CopyRefusal::Unaligned(_)
+        | CopyRefusal::OtherDrive(..)
+        | CopyRefusal::NoDriveMemory(_)
         | CopyRefusal::ReadOnly(_) => StatusCode::UNPROCESSABLE_ENTITY,
     }
 }

@@ -1,5 +1,7 @@
 //! Whether a copy may begin: what it would read and overwrite.
 
+use std::sync::Arc;
+
 use appliance_config::{Backing, Config, Name, Nqn};
 use block::{CopyPlan, Health, HealthState};
 
@@ -20,6 +22,8 @@ pub(crate) struct CopyWanted {
     pub(crate) live: bool,
     /// Hosts may use the destination.
     pub(crate) overwrite_exported: bool,
+    /// Data is moved through the memory of the drive that has both devices.
+    pub(crate) drive_memory: bool,
 }
 
 /// A copy that may begin.
@@ -83,6 +87,16 @@ pub(crate) enum CopyRefusal {
     Busy(#[from] CopyRunning),
     #[error("{} copies are running: wait for the end of one", block::COPIES_MAX)]
     TooMany,
+    #[error(
+        "devices {0} and {1} are not on one drive, so their data cannot move through its memory: copy \
+         without --drive-memory"
+    )]
+    OtherDrive(Name, Name),
+    #[error(
+        "the drive of device {0} has no controller memory buffer that can hold data of reads and \
+         writes: copy without --drive-memory"
+    )]
+    NoDriveMemory(Name),
     #[error("the reactor accepts no more messages: it has ended or is stuck")]
     NoReactor,
 }
@@ -149,6 +163,14 @@ pub(crate) fn check(
         return Err(CopyRefusal::NotReady { device, state });
     }
     check_uses(wanted, config, source, destination)?;
+    if wanted.drive_memory {
+        let (source, destination) = (source.name.clone(), destination.name.clone());
+        match (from.device_memory(), to.device_memory()) {
+            (None, _) => return Err(CopyRefusal::NoDriveMemory(source)),
+            (Some(one), Some(other)) if Arc::ptr_eq(&one, &other) => {}
+            (Some(_), _) => return Err(CopyRefusal::OtherDrive(source, destination)),
+        }
+    }
     let max_transfer_blocks = read.max_transfer_blocks.min(written.max_transfer_blocks);
     Ok(Checked {
         source: source.name.clone(),
@@ -160,6 +182,7 @@ pub(crate) fn check(
             blocks: length / u64::from(read.block_size),
             block_bytes: read.block_size,
             max_transfer_blocks,
+            in_device: wanted.drive_memory,
         },
         source_health,
     })

@@ -248,6 +248,15 @@ fn copies_that_would_destroy_or_mix_data_are_refused_with_the_remedy() {
         let refused = refused.expect_err("a bad range").to_string();
         assert!(refused.contains(text), "{offset} {length}: {refused}");
     }
+    for (source, destination) in [("ram", "other"), ("file", "ram"), ("slow", "sink")] {
+        let through = CopyWanted {
+            drive_memory: true,
+            ..wanted(source, destination)
+        };
+        let refused = lab.appliance.start_copy(&through).expect_err("no drive");
+        let text = format!("the drive of device {source} has no controller memory buffer");
+        assert!(refused.to_string().starts_with(&text), "{refused}");
+    }
     let force = CopyWanted {
         overwrite_exported: true,
         live: true,
@@ -483,6 +492,7 @@ fn failures_name_the_range_and_how_to_continue() {
         bytes: 1 << 20,
         block_bytes: 512,
         written_bytes: 0,
+        drive_memory_bytes: 0,
         memory_waits: 0,
         began_unix_ms: 0,
         took: Duration::ZERO,

@@ -71,6 +71,7 @@ fn emulated(choice: u8) -> EmulatedOptions {
     let buffer = ControllerMemoryOptions {
         bytes: 16 << 10,
         placed_by_host: choice & 8 != 0,
+        holds_data: false,
     };
     EmulatedOptions {
         namespaces: vec![

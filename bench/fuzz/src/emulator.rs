@@ -65,6 +65,7 @@ fn options(choice: u8) -> EmulatedOptions {
     let buffer = ControllerMemoryOptions {
         bytes: 16 << 10,
         placed_by_host: choice & 0x80 != 0,
+        holds_data: false,
     };
     EmulatedOptions {
         namespaces: vec![EmulatedNamespace::new(1, 4096, 64)],

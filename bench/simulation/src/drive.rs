@@ -504,6 +504,7 @@ fn options(
         controller_memory: random.coin().then_some(ControllerMemoryOptions {
             bytes: 64 << 10,
             placed_by_host: true,
+            holds_data: false,
         }),
         optional_commands: random.permille(700),
         write_zeroes_code: random.pick(&[0, 1, 4]),

@@ -8,6 +8,7 @@ use block::{
     Device, DeviceIdentity, DeviceQueue, ERROR_RECORDS_MAX, ErrorRecord, Geometry, Health,
     HealthCounters, HealthState, OpenError, QueueOptions,
 };
+use hugemem::DeviceMemory;
 use nvme_spec::NSID_BROADCAST;
 
 use crate::backing::DeviceBacking;
@@ -355,6 +356,11 @@ impl Device for NamespaceDevice {
         let entries = control.errors.iter();
         let entries = entries.filter(|entry| own.contains(&entry.nsid));
         records.extend(entries.map(|entry| entry.record).take(ERROR_RECORDS_MAX));
+    }
+
+    fn device_memory(&self) -> Option<Arc<DeviceMemory>> {
+        let control = self.shared.control();
+        control.drive_access.as_ref()?.data_memory.clone()
     }
 
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use hugemem::DeviceMemory;
 use nvme_spec::registers::{Cap, cq_head_doorbell, sq_tail_doorbell};
 
 use crate::backing::{ControllerMemory, DeviceBacking};
@@ -26,6 +27,9 @@ pub(crate) struct DriveAccess {
     pub(crate) dma_base: u64,
     /// Location of submission queues in the controller memory buffer.
     pub(crate) room: Option<CmbQueues>,
+    /// The part of the controller memory buffer for data. It ends before the controller is started
+    /// again.
+    pub(crate) data_memory: Option<Arc<DeviceMemory>>,
     /// Whether the controller accepted the shadow doorbells.
     pub(crate) shadow: bool,
 }

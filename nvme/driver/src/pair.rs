@@ -13,6 +13,7 @@
 //! [`NamespaceQueue`]: crate::queue::NamespaceQueue
 
 mod data;
+mod in_device;
 mod parts;
 mod recovery;
 mod sleep;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use block::{Completion, CompletionBatch, DeviceError, Operation, QueueCounters, Refusal, Request};
-use hugemem::{Data, DmaBuffer, DmaLease, Lease};
+use hugemem::{Data, DeviceMemory, DmaBuffer, DmaLease, Lease};
 use nvme_spec::completion::StatusField;
 use nvme_spec::{Sqe, U16};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
@@ -123,6 +124,8 @@ pub(crate) struct Pair {
     /// Difference between a lease's device address and its virtual address.
     delta: u64,
     submission: SubmissionQueue,
+    /// The part of the controller memory buffer for data.
+    pub(crate) data_memory: Option<Arc<DeviceMemory>>,
     backing: Option<Arc<dyn DeviceBacking>>,
     shadow: Option<Arc<DmaBuffer>>,
     sq_doorbell: Doorbell,

@@ -10,6 +10,8 @@ use block::{
     SharedQueues,
 };
 
+use hugemem::{DeviceLease, DeviceMemory};
+
 use crate::identity::{NamespaceStatus, StatusCell};
 use crate::pair::{NamespaceLimits, Pair};
 
@@ -68,6 +70,30 @@ impl DeviceQueue for NamespaceQueue {
         }
         let mut pair = self.pair.borrow_mut();
         pair.submit(self.index, &self.namespace_limits, request)?;
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    fn device_memory(&self) -> Option<Arc<DeviceMemory>> {
+        self.pair.borrow().data_memory.clone()
+    }
+
+    fn submit_in_device(
+        &mut self,
+        request: Request,
+        lease: &mut DeviceLease,
+    ) -> Result<(), Refusal> {
+        if let Some(error) = self.rejection() {
+            return Err(Refusal::Never(request, error));
+        }
+        if let Err(error) = request.check_in_device(&self.geometry) {
+            return Err(Refusal::Never(request, error));
+        }
+        if self.in_flight == self.depth {
+            return Err(Refusal::Later(request));
+        }
+        let mut pair = self.pair.borrow_mut();
+        pair.submit_in_device(self.index, &self.namespace_limits, request, lease)?;
         self.in_flight += 1;
         Ok(())
     }

@@ -7,6 +7,7 @@ mod controller_memory;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use hugemem::DeviceMemory;
 use nvme_spec::identify::{IdentifyController, IdentifyNamespace, NvmIdentifyController};
 use nvme_spec::registers::{Aqa, Cap, Cc, CommandSetSelected, Csts, Register, sq_tail_doorbell};
 use reactors::Nanos;
@@ -309,7 +310,14 @@ impl Startup {
     /// Room for submission queues in the controller memory buffer.
     fn room(&self) -> Option<CmbQueues> {
         let entries = usize::from(self.limits().slots) + 1;
-        self.buffer.as_ref()?.room(entries)
+        let reactors = self.shared.options.reactors;
+        self.buffer.as_ref()?.room(entries, reactors)
+    }
+
+    /// Room for data in the controller memory buffer.
+    fn data_memory(&self) -> Option<Arc<DeviceMemory>> {
+        let part_bytes = self.limits().part_bytes as usize;
+        self.buffer.as_ref()?.data(self.room().as_ref(), part_bytes)
     }
 
     fn read_page(&mut self) -> Box<[u8; 4096]> {
@@ -349,6 +357,7 @@ impl Startup {
             cap: self.cap,
             dma_base: admin.dma_base(),
             room: self.room(),
+            data_memory: self.data_memory(),
             shadow: self.found.shadow,
         };
         StartupState::Ready(Box::new(Started {

@@ -28,6 +28,17 @@ impl Memory {
         Arc::new(Self { words })
     }
 
+    /// Writes bytes, which is done by the controller only.
+    fn write(&self, offset: usize, from: &[u8]) {
+        for (at, byte) in from.iter().enumerate() {
+            let at = offset + at;
+            let word = &self.words[at / 8];
+            let mut bytes = word.load(Ordering::Relaxed).to_le_bytes();
+            bytes[at % 8] = *byte;
+            word.store(u64::from_le_bytes(bytes), Ordering::Release);
+        }
+    }
+
     fn read(&self, offset: usize, into: &mut [u8]) {
         for (at, byte) in into.iter_mut().enumerate() {
             let at = offset + at;
@@ -73,6 +84,8 @@ pub(super) struct Bus {
     view: DmaView,
     base: u64,
     memory: Option<Arc<Memory>>,
+    /// Whether data may be in the controller memory buffer.
+    pub(super) holds_data: bool,
     /// Address of the controller memory buffer, set by the host or the BAR; [`UNPLACED`] if none.
     placed: AtomicU64,
     master: AtomicBool,
@@ -85,7 +98,7 @@ impl Bus {
     pub(super) fn new(
         view: DmaView,
         base: u64,
-        memory: Option<Arc<Memory>>,
+        (memory, holds_data): (Option<Arc<Memory>>, bool),
         vectors: u16,
     ) -> io::Result<Self> {
         let vector = |_| {
@@ -99,6 +112,7 @@ impl Bus {
             view,
             base,
             memory,
+            holds_data,
             placed: AtomicU64::new(UNPLACED),
             master: AtomicBool::new(false),
             vectors: (0..vectors).map(vector).collect::<io::Result<_>>()?,
@@ -169,6 +183,10 @@ impl Bus {
         match self.place(address, from.len())? {
             Location::Arena(offset) if self.is_master() => {
                 self.view.write(offset, from);
+                Some(())
+            }
+            Location::Controller(offset) if self.holds_data => {
+                self.memory.as_ref()?.write(offset, from);
                 Some(())
             }
             Location::Arena(_) | Location::Controller(_) => None,

@@ -94,6 +94,8 @@ impl EmulatedController {
             .controller_memory
             .map(|memory| Memory::new(memory.bytes));
         let view = DmaView::of_arena(memory)?;
+        let holds_data = options.controller_memory.is_some_and(|it| it.holds_data);
+        let buffer = (buffer, holds_data);
         let bus = Bus::new(view, options.dma_base, buffer, options.interrupt_vectors)?;
         let stride = 4_usize << options.doorbell_stride;
         let doorbells = 2 * (usize::from(options.io_queues_max) + 1) * stride;

@@ -37,6 +37,8 @@ pub struct ControllerMemoryOptions {
     /// Whether the host must enable it and set its address through CMBMSC. Otherwise it is at its
     /// BAR's address, as before NVMe 1.4.
     pub placed_by_host: bool,
+    /// Whether data of reads and writes may be in it (CMBSZ.RDS and WDS).
+    pub holds_data: bool,
 }
 
 /// One namespace of an emulated drive.

@@ -186,6 +186,8 @@ impl State {
         };
         Cmbsz::new()
             .with_sqs(true)
+            .with_rds(memory.holds_data)
+            .with_wds(memory.holds_data)
             .with_sz((memory.bytes / 4096) as u32)
             .into_bits()
     }

@@ -71,6 +71,7 @@ impl Transfer {
     fn push(&mut self, bus: &Bus, address: u64, bytes: usize) -> Result<(), Status> {
         match bus.place(address, bytes) {
             Some(Location::Arena(_)) => {}
+            Some(Location::Controller(_)) if bus.holds_data => {}
             Some(Location::Controller(_)) => return Err(Status::INVALID_USE_OF_CMB.with_dnr()),
             None => return Err(Status::DATA_TRANSFER_ERROR),
         }

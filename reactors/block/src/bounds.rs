@@ -11,6 +11,19 @@ pub(crate) fn check(
     lends_reads: bool,
 ) -> Result<(), DeviceError> {
     check_data(request, geometry, lends_reads)?;
+    check_operation(request, geometry)
+}
+
+/// See [`Request::check_in_device`].
+pub(crate) fn check_in_device(request: &Request, geometry: &Geometry) -> Result<(), DeviceError> {
+    let moves = matches!(request.operation, Operation::Read | Operation::Write { .. });
+    if !moves || request.blocks == 0 || request.data.is_some() {
+        return Err(DeviceError::Internal);
+    }
+    check_operation(request, geometry)
+}
+
+fn check_operation(request: &Request, geometry: &Geometry) -> Result<(), DeviceError> {
     if request.operation == Operation::Flush {
         return Ok(());
     }

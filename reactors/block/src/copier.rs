@@ -2,7 +2,8 @@
 //!
 //! A copy reads pieces of its range into leases of the arena and writes them to the same place of the
 //! destination, a few at a time, and ends with a flush of the destination. The devices move the data
-//! into and out of the leases; the copier accesses none of it. A copy is not a snapshot: a piece has
+//! into and out of the leases; the copier accesses none of it. If both belong to one device with memory
+//! of its own, the data may stay there, and no lease of the arena is used. A copy is not a snapshot: a piece has
 //! what the source has when it is read.
 //!
 //! Requests of others come first: while one waits for memory of the size of a piece, a copy has one
@@ -62,6 +63,9 @@ pub struct CopyPlan {
     pub block_bytes: u32,
     /// The smaller limit of both devices on one request in blocks.
     pub max_transfer_blocks: u32,
+    /// Move data through memory of the device that both places belong to, while there is any
+    /// ([`DeviceQueue::device_memory`](crate::DeviceQueue::device_memory)).
+    pub in_device: bool,
 }
 
 /// Which request of a copy failed.
@@ -131,6 +135,7 @@ pub enum CopyEnd {
 #[derive(Debug, Default)]
 pub struct CopyProgress {
     written_blocks: AtomicU64,
+    in_device_blocks: AtomicU64,
     memory_waits: AtomicU64,
     /// The result, and how long it took.
     end: OnceLock<(CopyEnd, Nanos)>,
@@ -141,6 +146,12 @@ impl CopyProgress {
     #[must_use]
     pub fn written_blocks(&self) -> u64 {
         self.written_blocks.load(Ordering::Relaxed)
+    }
+
+    /// Number of those blocks whose data was in memory of the device and not in the arena.
+    #[must_use]
+    pub fn in_device_blocks(&self) -> u64 {
+        self.in_device_blocks.load(Ordering::Relaxed)
     }
 
     /// Number of times that it left memory to requests of others.
@@ -161,7 +172,10 @@ impl CopyProgress {
         self.end.get().map(|(_, took)| *took)
     }
 
-    fn add_written(&self, blocks: u64) {
+    fn add_written(&self, blocks: u64, in_device: bool) {
+        if in_device {
+            self.in_device_blocks.fetch_add(blocks, Ordering::Relaxed);
+        }
         self.written_blocks.fetch_add(blocks, Ordering::Relaxed);
     }
 

@@ -15,11 +15,12 @@
 //!   their pool when the back end can no longer access them.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
-use hugemem::{Borrow, Pool};
+use hugemem::{Borrow, DeviceLease, DeviceMemory, Pool};
 use reactors::Nanos;
 
-use crate::error::{OpenError, ReopenError};
+use crate::error::{DeviceError, OpenError, ReopenError};
 use crate::health::{ErrorRecord, Health};
 use crate::request::{CompletionBatch, Refusal, Request};
 use crate::shared_queues::SharedQueues;
@@ -185,6 +186,12 @@ pub trait Device: Send + Sync {
         Err(ReopenError::Unsupported)
     }
 
+    /// Memory of the device itself in which it can place data, if it has any now. For the control
+    /// plane: may take a lock.
+    fn device_memory(&self) -> Option<Arc<DeviceMemory>> {
+        None
+    }
+
     /// Opens a queue for the calling thread, which alone uses it.
     ///
     /// # Errors
@@ -247,6 +254,29 @@ pub trait DeviceQueue {
     /// [`Refusal::Later`] if the queue is full, [`Refusal::Never`] if the request cannot succeed.
     /// Both return the request unchanged.
     fn submit(&mut self, request: Request) -> Result<(), Refusal>;
+
+    /// The memory of the device itself in which requests may have their data now: queues with the
+    /// same memory belong to the same device.
+    fn device_memory(&self) -> Option<Arc<DeviceMemory>> {
+        None
+    }
+
+    /// Takes a read or a write without data, whose data is in `lease`, from its first byte on; or
+    /// returns it. If it is taken, a request is in flight on the lease
+    /// ([`DeviceLease::begin`]) until its completion, after which the caller calls
+    /// [`DeviceLease::complete`].
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit), and [`DeviceError::Interrupted`](crate::DeviceError::Interrupted)
+    /// if the lease is not one of [`device_memory`](Self::device_memory) any more.
+    fn submit_in_device(
+        &mut self,
+        request: Request,
+        lease: &mut DeviceLease,
+    ) -> Result<(), Refusal> {
+        let _ = lease;
+        Err(Refusal::Never(request, DeviceError::Unsupported))
+    }
 
     /// Cancels requests whose effect is no longer wanted, as far as the queue can do so without a
     /// request to the layer below. `is_unwanted` selects requests by their tags. A request that

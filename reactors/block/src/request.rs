@@ -5,7 +5,7 @@ use std::fmt;
 use arrayvec::ArrayVec;
 use hugemem::{Data, Lease};
 
-use crate::bounds::check;
+use crate::bounds::{check, check_in_device};
 use crate::device::Geometry;
 use crate::error::DeviceError;
 
@@ -80,6 +80,14 @@ impl Request {
     /// match the range); debug builds panic.
     pub fn check(&self, geometry: &Geometry, lends_reads: bool) -> Result<(), DeviceError> {
         check(self, geometry, lends_reads)
+    }
+
+    /// Checks a request whose data is not in a lease of the arena: a read or a write without data.
+    ///
+    /// # Errors
+    /// The error with which the queue refuses it.
+    pub fn check_in_device(&self, geometry: &Geometry) -> Result<(), DeviceError> {
+        check_in_device(self, geometry)
     }
 }
 

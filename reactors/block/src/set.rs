@@ -14,9 +14,10 @@ mod wait_queues;
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use arrayvec::Drain as DrainBatch;
-use hugemem::Borrow;
+use hugemem::{Borrow, DeviceLease, DeviceMemory};
 use reactors::Nanos;
 
 use crate::device::{Device, DeviceQueue, Drain, QueueOptions};
@@ -366,6 +367,42 @@ impl DeviceSet {
                 drop(queues);
                 self.wait(place, request)
             }
+            Err(Refusal::Never(_, error)) => Err(error),
+        }
+    }
+
+    /// [`DeviceQueue::device_memory`] of the device at `place`.
+    #[must_use]
+    pub fn device_memory(&self, place: usize) -> Option<Arc<DeviceMemory>> {
+        let queues = self.queues.borrow();
+        queues.get(place)?.device_memory()
+    }
+
+    /// Submits a client's request whose data is in memory of the device at `place`, as
+    /// [`DeviceQueue::submit_in_device`] does. Returns false if the device does not take it now: it
+    /// is dropped, and waits in no queue.
+    ///
+    /// # Errors
+    /// The device can never execute it; the request is dropped.
+    pub fn submit_in_device(
+        &self,
+        client: ClientId,
+        place: usize,
+        mut request: Request,
+        lease: &mut DeviceLease,
+    ) -> Result<bool, DeviceError> {
+        request.tag = client.tag(request.tag);
+        if self.with_waiting.get() & 1 << place != 0 {
+            return Ok(false);
+        }
+        let mut queues = self.queues.borrow_mut();
+        let queue = queues.get_mut(place).ok_or(DeviceError::Removed)?;
+        match queue.submit_in_device(request, lease) {
+            Ok(()) => {
+                self.mark_busy(place);
+                Ok(true)
+            }
+            Err(Refusal::Later(_)) => Ok(false),
             Err(Refusal::Never(_, error)) => Err(error),
         }
     }

@@ -151,6 +151,7 @@ fn copy_does_not_allocate() {
             block_bytes: 4096,
             // Many requests.
             max_transfer_blocks: 1,
+            in_device: false,
         },
         progress: Arc::clone(&progress),
     };

@@ -4,7 +4,7 @@
 //! Owns: the memory mapping ([`Region`]), the arena carved from it ([`Arena`]), each reactor's part
 //! of it ([`Pool`]), single owned slices ([`Lease`]), memory shared with devices ([`DmaBuffer`]),
 //! and the memory of RAM devices ([`Store`]), whose ranges can be borrowed for reading without a
-//! copy ([`Borrow`]).
+//! copy ([`Borrow`]); and memory of devices, which the processor does not access ([`DeviceMemory`]).
 //!
 //! It does not allocate, lock or block after start. When a pool is empty, or the host of a request
 //! has reached its share ([`Account`]), the request waits in a queue of fixed size that is served
@@ -20,6 +20,7 @@ mod cache;
 mod class;
 mod data;
 mod depot;
+mod device_memory;
 mod dma;
 mod dma_check;
 mod dma_lease;
@@ -39,6 +40,7 @@ mod waiters;
 pub use account::{ACCOUNT_HOSTS_MAX, Account};
 pub use arena::{Arena, ArenaConfig, ArenaCounters, ArenaError, ArenaPopulation, ClassCounters};
 pub use data::Data;
+pub use device_memory::{DEVICE_SLICES_MAX, DeviceLease, DeviceMemory, DeviceMemoryCounters};
 pub use dma::{DmaBuffer, DmaView, SharedRegion};
 pub use dma_check::DmaViolation;
 pub use dma_lease::{DmaBorrow, DmaData, DmaDriver, DmaLease, leaked_dma};

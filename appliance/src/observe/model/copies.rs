@@ -37,6 +37,8 @@ pub(crate) struct CopyStatus {
     pub(crate) bytes: u64,
     /// Bytes that are written.
     pub(crate) written_bytes: u64,
+    /// Bytes of these whose data was in the memory of the drive, and not in that of this machine.
+    pub(crate) drive_memory_bytes: u64,
     /// When it began, milliseconds since 1970.
     pub(crate) began_unix_ms: u64,
     /// How long it ran, or has run so far.
@@ -74,6 +76,7 @@ impl CopyStatus {
             offset: copy.offset,
             bytes: copy.bytes,
             written_bytes: copy.written_bytes,
+            drive_memory_bytes: copy.drive_memory_bytes,
             began_unix_ms: copy.began_unix_ms,
             took_ms: u64::try_from(copy.took.as_millis()).unwrap_or(u64::MAX),
             memory_waits: copy.memory_waits,
@@ -117,6 +120,10 @@ pub(crate) struct CopyRequest {
     /// Copy although the destination is exported, and hosts may use it.
     #[serde(default)]
     pub(crate) overwrite_exported: bool,
+    /// Move data through the controller memory buffer of the drive that has both devices, and not
+    /// through the memory of this machine.
+    #[serde(default)]
+    pub(crate) drive_memory: bool,
 }
 
 /// What `POST /api/v1/copies/start` answers: the copy has begun.

@@ -132,7 +132,11 @@ impl DriveOwner {
         self.admin = None;
         {
             let mut control = self.shared.control();
-            control.drive_access = None;
+            if let Some(access) = control.drive_access.take()
+                && let Some(memory) = &access.data_memory
+            {
+                memory.end();
+            }
             control.function_reset = FunctionReset::NotNeeded;
             match then {
                 AfterStop::Restart => {}

@@ -55,6 +55,7 @@ impl Pair {
             pointers: Pointers::new(limits.slots, limits.sgl),
             delta: 0,
             submission: SubmissionQueue::Arena,
+            data_memory: None,
             backing: None,
             shadow: None,
             sq_doorbell: Doorbell::default(),
@@ -284,6 +285,7 @@ impl Pair {
             Some((memory, offset)) => SubmissionQueue::Drive { memory, offset },
             None => SubmissionQueue::Arena,
         };
+        self.data_memory = drive_access.data_memory.clone();
         let vector = vector(&*drive_access.backing, self.reactor);
         self.sleep.connect(&*drive_access.backing, vector);
         self.backing = Some(Arc::clone(&drive_access.backing));
@@ -310,6 +312,7 @@ impl Pair {
             self.sleep.disconnect(&*backing);
         }
         self.submission = SubmissionQueue::Arena;
+        self.data_memory = None;
         self.own().asleep.store(0, Ordering::Relaxed);
     }
 

@@ -138,6 +138,7 @@ fn submission_queues_in_the_controller_memory_buffer() {
             controller_memory: Some(ControllerMemoryOptions {
                 bytes: 64 << 10,
                 placed_by_host,
+                holds_data: true,
             }),
             queue_entries_max: 200,
             ..shape(4096)

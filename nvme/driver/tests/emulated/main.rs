@@ -2,6 +2,7 @@
 
 mod conformance;
 mod faults;
+mod in_device;
 mod random;
 mod sleepers;
 mod start;

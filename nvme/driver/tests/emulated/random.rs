@@ -141,6 +141,7 @@ fn emulated(seeded: &mut Seeded, seed: u64) -> EmulatedOptions {
         Some(ControllerMemoryOptions {
             bytes: 32 << 10,
             placed_by_host,
+            holds_data: true,
         })
     };
     let memory = [None, None, memory(true), memory(false)];

@@ -241,6 +241,7 @@ fn controller_memory_buffer_is_reported_when_enabled() {
         controller_memory: Some(ControllerMemoryOptions {
             bytes: 64 << 10,
             placed_by_host,
+            holds_data: false,
         }),
         ..EmulatedOptions::default()
     };

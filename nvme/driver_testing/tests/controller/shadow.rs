@@ -132,6 +132,7 @@ fn memory(placed_by_host: bool) -> EmulatedOptions {
         controller_memory: Some(ControllerMemoryOptions {
             bytes: 2 * PAGE,
             placed_by_host,
+            holds_data: false,
         }),
         ..EmulatedOptions::default()
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hugemem::{Data, Lease};
+use hugemem::{Data, DeviceLease, Lease};
 use reactors::Nanos;
 
 use super::{
@@ -16,6 +16,8 @@ use crate::set::{Submitted, WaitingId};
 
 /// Interval of the attempts to get memory.
 const MEMORY_RETRY_INTERVAL: Nanos = Nanos::from_millis(1);
+/// Interval of the attempts to submit a request whose data is in the device.
+const DEFERRED_RETRY_INTERVAL: Nanos = Nanos::from_micros(50);
 /// Interval in which overdue requests are ended by force.
 const ABANDON_INTERVAL: Nanos = Nanos::from_secs(1);
 
@@ -43,6 +45,8 @@ struct InFlight {
     since: Nanos,
     /// Set if the device did not take it at once.
     waiting: Option<WaitingId>,
+    /// For data in the device: when it is submitted again, because the device did not take it.
+    deferred_until: Option<Nanos>,
 }
 
 pub(super) struct Job {
@@ -53,6 +57,8 @@ pub(super) struct Job {
     began: Nanos,
     phase: Phase,
     pieces: [Option<InFlight>; COPY_PIECES_MAX],
+    /// The memory of pieces whose data is in the device.
+    device_leases: [Option<DeviceLease>; COPY_PIECES_MAX],
     /// First block that no piece has had, from the beginning of the range.
     next: u64,
     /// The lowest block that was in a piece and is not going to be written, from the beginning of
@@ -78,6 +84,7 @@ impl Job {
             began: now,
             phase: Phase::Copying,
             pieces: [None; COPY_PIECES_MAX],
+            device_leases: [const { None }; COPY_PIECES_MAX],
             next: 0,
             lost: None,
             without_memory: None,
@@ -99,6 +106,7 @@ impl Job {
     /// Begins what can be begun. Returns the amount of work done.
     pub(super) fn advance(&mut self, access: &Access<'_>) -> usize {
         self.check_deadlines(access);
+        self.submit_deferred(access);
         match self.phase {
             Phase::Copying => self.begin_pieces(access),
             Phase::Flushing | Phase::Stopping { .. } | Phase::Ended => 0,
@@ -116,12 +124,20 @@ impl Job {
             }
             let left = self.plan.blocks - self.next;
             let blocks = u64::from(self.piece_blocks).min(left) as u32;
-            let Some(lease) = self.take_memory(blocks, access) else {
-                break;
+            let (blocks, data) = match self.take_device_memory(access) {
+                Some(lease) => {
+                    let fit = lease.memory().slice_bytes() / self.plan.block_bytes.max(1) as usize;
+                    self.device_leases[index] = Some(lease);
+                    (blocks.min(fit as u32), None)
+                }
+                None => match self.take_memory(blocks, access) {
+                    Some(lease) => (blocks, Some(lease)),
+                    None => break,
+                },
             };
             let block = self.next;
             self.next += u64::from(blocks);
-            self.submit(index, CopyStep::Read, (block, blocks), Some(lease), access);
+            self.submit(index, CopyStep::Read, (block, blocks), data, access);
             begun += 1;
         }
         if self.phase == Phase::Copying && self.next == self.plan.blocks && self.is_idle() {
@@ -130,6 +146,40 @@ impl Job {
             begun += 1;
         }
         begun
+    }
+
+    /// Memory of the device for a piece, if the copy uses it and a slice is free.
+    fn take_device_memory(&self, access: &Access<'_>) -> Option<DeviceLease> {
+        if !self.plan.in_device {
+            return None;
+        }
+        let memory = access.set.device_memory(self.plan.source)?;
+        let other = access.set.device_memory(self.plan.destination)?;
+        let has_room = memory.slice_bytes() >= self.plan.block_bytes as usize;
+        (has_room && Arc::ptr_eq(&memory, &other))
+            .then(|| memory.take())
+            .flatten()
+    }
+
+    /// Submits requests again that the device did not take.
+    fn submit_deferred(&mut self, access: &Access<'_>) {
+        for index in 0..COPY_PIECES_MAX {
+            let is_due = |it: &mut InFlight| it.deferred_until.is_some_and(|at| access.now >= at);
+            let Some(piece) = self.pieces[index].take_if(is_due) else {
+                continue;
+            };
+            if self.wants(piece.block) {
+                let range = (piece.block, piece.blocks);
+                self.submit(index, piece.step, range, None, access);
+                if let Some(again) = &mut self.pieces[index] {
+                    again.since = piece.since;
+                }
+            } else {
+                self.device_leases[index] = None;
+                self.lose(piece.block);
+                self.end_if_stopped(access);
+            }
+        }
     }
 
     /// Memory for a piece. Fails the copy if there has been none for too long.
@@ -185,7 +235,25 @@ impl Job {
             blocks,
             since: access.now,
             waiting: None,
+            deferred_until: None,
         };
+        if let Some(lease) = &mut self.device_leases[index] {
+            let submitted = access
+                .set
+                .submit_in_device(access.client, place, request, lease);
+            match submitted {
+                Ok(is_taken) => {
+                    let again = access.now + DEFERRED_RETRY_INTERVAL;
+                    in_flight.deferred_until = (!is_taken).then_some(again);
+                    self.pieces[index] = Some(in_flight);
+                }
+                Err(error) => {
+                    self.device_leases[index] = None;
+                    self.piece_failed(&in_flight, error, access);
+                }
+            }
+            return;
+        }
         match access.set.submit(access.client, place, request) {
             Ok(Submitted::Taken) => self.pieces[index] = Some(in_flight),
             Ok(Submitted::Waiting(waiting)) => {
@@ -201,8 +269,26 @@ impl Job {
         let Some(done) = self.pieces.get_mut(index).and_then(Option::take) else {
             return;
         };
+        if let Some(lease) = &mut self.device_leases[index] {
+            lease.complete();
+        }
+        let in_device = self.device_leases[index]
+            .as_ref()
+            .map(DeviceLease::is_valid);
         match (completion.result, done.step, completion.data) {
             (Err(error), ..) => self.piece_failed(&done, error, access),
+            (Ok(()), CopyStep::Read, None) if in_device == Some(true) => {
+                if self.wants(done.block) {
+                    let range = (done.block, done.blocks);
+                    self.submit(index, CopyStep::Write, range, None, access);
+                } else {
+                    self.lose(done.block);
+                }
+            }
+            // The device was reset, and its memory has lost the data.
+            (Ok(()), CopyStep::Read, None) if in_device == Some(false) => {
+                self.piece_failed(&done, DeviceError::Interrupted, access);
+            }
             (Ok(()), CopyStep::Read, Some(Data::Lease(lease))) => {
                 if self.wants(done.block) {
                     let range = (done.block, done.blocks);
@@ -215,8 +301,14 @@ impl Job {
             (Ok(()), CopyStep::Read, _) => {
                 self.piece_failed(&done, DeviceError::Internal, access);
             }
-            (Ok(()), CopyStep::Write, _) => self.progress.add_written(u64::from(done.blocks)),
+            (Ok(()), CopyStep::Write, _) => {
+                let blocks = u64::from(done.blocks);
+                self.progress.add_written(blocks, in_device.is_some());
+            }
             (Ok(()), CopyStep::Flush, _) => self.end(CopyEnd::Complete, access),
+        }
+        if self.pieces[index].is_none() {
+            self.device_leases[index] = None;
         }
         self.end_if_stopped(access);
     }
@@ -307,10 +399,10 @@ impl Job {
     fn give_up(&mut self, access: &Access<'_>) {
         for index in 0..COPY_PIECES_MAX {
             if let Some(piece) = self.pieces[index]
-                && let Some(waiting) = piece.waiting
-                && access.set.cancel(access.client, waiting, self.tag(index))
+                && self.is_cancelled(&piece, index, access)
             {
                 self.pieces[index] = None;
+                self.device_leases[index] = None;
                 self.lose(piece.block);
             }
         }
@@ -318,6 +410,13 @@ impl Job {
         let number = self.number;
         let mut is_own = |tag: u64| tag >> PIECE_BITS == u64::from(number);
         access.set.give_up(access.client, devices, &mut is_own);
+    }
+
+    /// Cancels a request that the device has not taken. Returns whether it had not.
+    fn is_cancelled(&self, piece: &InFlight, index: usize, access: &Access<'_>) -> bool {
+        let tag = self.tag(index);
+        let cancel = |waiting| access.set.cancel(access.client, waiting, tag);
+        piece.deferred_until.is_some() || piece.waiting.is_some_and(cancel)
     }
 
     fn check_deadlines(&mut self, access: &Access<'_>) {
@@ -358,6 +457,8 @@ impl Job {
                 CopyStep::Write | CopyStep::Flush => place == self.plan.destination,
             };
             if let Some(piece) = self.pieces[index].take_if(is_there) {
+                // A slice with a request in flight is lost.
+                self.device_leases[index] = None;
                 self.piece_failed(&piece, DeviceError::Removed, access);
             }
         }
@@ -380,11 +481,17 @@ impl Job {
                 let retry = retry.map(|(_, last)| last + MEMORY_RETRY_INTERVAL);
                 let pieces = self.pieces.iter().flatten();
                 let deadlines = pieces.map(|it| it.since + COPY_REQUEST_TIME_MAX);
-                deadlines.chain(retry).min()
+                deadlines.chain(retry).chain(self.deferred()).min()
             }
-            Phase::Stopping { abandon_at, .. } => Some(abandon_at),
+            Phase::Stopping { abandon_at, .. } => self.deferred().chain([abandon_at]).min(),
             Phase::Ended => None,
         }
+    }
+
+    /// When requests are submitted again that the device did not take.
+    fn deferred(&self) -> impl Iterator<Item = Nanos> {
+        let pieces = self.pieces.iter().flatten();
+        pieces.filter_map(|it| it.deferred_until)
     }
 
     fn has_more(&self) -> bool {

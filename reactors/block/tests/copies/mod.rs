@@ -1,5 +1,7 @@
 //! Copies between devices that fail, delay, refuse and disappear, in virtual time.
 
+mod in_device;
+
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -156,6 +158,7 @@ impl Lab {
                 blocks,
                 block_bytes: BLOCK,
                 max_transfer_blocks: self.source.geometry().max_transfer_blocks,
+                in_device: false,
             },
             progress: Arc::clone(&progress),
         };
@@ -382,6 +385,7 @@ fn unknown_devices_fail_the_copy() {
             blocks: 1,
             block_bytes: BLOCK,
             max_transfer_blocks: 1,
+            in_device: false,
         },
         progress: Arc::clone(&progress),
     };

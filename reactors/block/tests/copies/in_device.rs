@@ -1,0 +1,331 @@
+//! Copies whose data stays in memory of the device.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use block::{
+    CompletionBatch, Copier, CopyEnd, CopyError, CopyMessage, CopyPlan, CopyProgress, CopyStart,
+    CopyStop, Device, DeviceClient, DeviceError, DeviceIdentity, DeviceQueue, DeviceSet, Drain,
+    Geometry, Health, MemoryDevice, OpenError, Operation, QueueOptions, ReactorDevices, Refusal,
+    Request,
+};
+use block_testing::conformance::arena;
+use hugemem::{Arena, DeviceLease, DeviceMemory, Pool};
+use reactors::{Nanos, ring};
+
+use super::{BLOCK, BLOCKS, DESTINATION, SOURCE, TURN, execute, failure, memory, request};
+
+/// Size of a slice: less than a piece.
+const SLICE: usize = 64 << 10;
+
+/// A drive with memory of its own: each queue keeps the data of its slices.
+struct DriveWithMemory {
+    inner: Arc<MemoryDevice>,
+    memory: Arc<Mutex<Arc<DeviceMemory>>>,
+    /// The content of the memory, by address.
+    content: Arc<Mutex<HashMap<u64, Vec<u8>>>>,
+    /// Requests that are refused for now, and executed later.
+    refusals: Arc<AtomicU64>,
+    arena: Arc<Arena>,
+}
+
+struct QueueWithMemory {
+    inner: Box<dyn DeviceQueue>,
+    memory: Arc<Mutex<Arc<DeviceMemory>>>,
+    content: Arc<Mutex<HashMap<u64, Vec<u8>>>>,
+    refusals: Arc<AtomicU64>,
+    pool: Pool,
+    /// The address of reads in flight, by tag.
+    addresses: HashMap<u64, u64>,
+    /// Writes in flight.
+    writes: Vec<u64>,
+}
+
+impl Device for DriveWithMemory {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn identity(&self) -> &DeviceIdentity {
+        self.inner.identity()
+    }
+
+    fn health(&self) -> Health {
+        self.inner.health()
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
+        Ok(Box::new(QueueWithMemory {
+            inner: self.inner.open_queue(options)?,
+            memory: Arc::clone(&self.memory),
+            content: Arc::clone(&self.content),
+            refusals: Arc::clone(&self.refusals),
+            pool: self.arena.pool(0),
+            addresses: HashMap::new(),
+            writes: Vec::new(),
+        }))
+    }
+}
+
+impl DeviceQueue for QueueWithMemory {
+    fn submit(&mut self, request: Request) -> Result<(), Refusal> {
+        self.inner.submit(request)
+    }
+
+    fn device_memory(&self) -> Option<Arc<DeviceMemory>> {
+        Some(Arc::clone(&self.memory.lock().expect("not poisoned")))
+    }
+
+    fn submit_in_device(
+        &mut self,
+        mut request: Request,
+        lease: &mut DeviceLease,
+    ) -> Result<(), Refusal> {
+        if self.refusals.load(Ordering::Relaxed) > 0 {
+            self.refusals.fetch_sub(1, Ordering::Relaxed);
+            return Err(Refusal::Later(request));
+        }
+        let address = lease.begin();
+        let mut data = self.pool.take(request.blocks as usize * BLOCK as usize);
+        let tag = request.tag;
+        if request.operation == Operation::Read {
+            self.addresses.insert(tag, address);
+        } else {
+            let content = self.content.lock().expect("not poisoned");
+            let written = data.as_mut().expect("memory");
+            let bytes = written.len();
+            written.copy_from_slice(&content[&address][..bytes]);
+            self.writes.push(tag);
+        }
+        request.data = data;
+        self.inner.submit(request)
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
+        let mut batch = CompletionBatch::new();
+        let count = self.inner.poll(&mut batch);
+        for mut completion in batch {
+            if let Some(address) = self.addresses.remove(&completion.tag) {
+                let data = completion.data.take().expect("a read");
+                let mut content = self.content.lock().expect("not poisoned");
+                content.insert(address, data.to_vec());
+            } else if self.writes.contains(&completion.tag) {
+                self.writes.retain(|tag| *tag != completion.tag);
+                completion.data = None;
+            }
+            completions.push(completion);
+        }
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+
+    fn has_ready(&self) -> bool {
+        self.inner.has_ready()
+    }
+
+    fn drain(&mut self) -> Drain {
+        self.inner.drain()
+    }
+}
+
+struct Lab {
+    arena: Arc<Arena>,
+    devices: ReactorDevices,
+    copier: Rc<RefCell<Copier>>,
+    messages: ring::Sender<CopyMessage>,
+    source: Arc<MemoryDevice>,
+    destination: Arc<MemoryDevice>,
+    memory: Arc<Mutex<Arc<DeviceMemory>>>,
+    refusals: Arc<AtomicU64>,
+    now: Nanos,
+}
+
+fn device_memory(slices: u64) -> Arc<DeviceMemory> {
+    DeviceMemory::new(1 << 40, slices * SLICE as u64, SLICE).expect("room")
+}
+
+impl Lab {
+    fn new(slices: u64) -> Self {
+        let arena = arena();
+        let (source, destination) = (memory(), memory());
+        let memory = Arc::new(Mutex::new(device_memory(slices)));
+        let content = Arc::default();
+        let refusals = Arc::<AtomicU64>::default();
+        let set = Rc::new(DeviceSet::new());
+        for (place, inner) in [(SOURCE, &source), (DESTINATION, &destination)] {
+            let drive = DriveWithMemory {
+                inner: Arc::clone(inner),
+                memory: Arc::clone(&memory),
+                content: Arc::clone(&content),
+                refusals: Arc::clone(&refusals),
+                arena: Arc::clone(&arena),
+            };
+            let options = QueueOptions::new(0, 64, arena.pool(0));
+            set.attach(place, &drive, options).expect("a queue");
+        }
+        let (sender, messages) = ring::channel(16);
+        let copier = Copier::new(Rc::clone(&set), arena.pool(0), messages);
+        let copier = Rc::new(RefCell::new(copier));
+        let devices = ReactorDevices::new(set);
+        devices.add(copier.clone());
+        for lba in 0..BLOCKS {
+            let mut data = arena.pool(0).take(BLOCK as usize).expect("memory");
+            data.fill((lba % 251) as u8);
+            let write = Operation::Write { fua: false };
+            execute(&*source, &arena, request(write, lba, Some(data)));
+        }
+        Self {
+            arena,
+            devices,
+            copier,
+            messages: sender,
+            source,
+            destination,
+            memory,
+            refusals,
+            now: Nanos::from_secs(1),
+        }
+    }
+
+    fn memory(&self) -> Arc<DeviceMemory> {
+        Arc::clone(&self.memory.lock().expect("not poisoned"))
+    }
+
+    fn start(&mut self) -> Arc<CopyProgress> {
+        let progress = Arc::<CopyProgress>::default();
+        let start = CopyStart {
+            number: 1,
+            plan: CopyPlan {
+                source: SOURCE,
+                destination: DESTINATION,
+                first_block: 0,
+                blocks: BLOCKS,
+                block_bytes: BLOCK,
+                max_transfer_blocks: self.source.geometry().max_transfer_blocks,
+                in_device: true,
+            },
+            progress: Arc::clone(&progress),
+        };
+        assert!(self.messages.send(CopyMessage::Start(start)).is_ok());
+        progress
+    }
+
+    fn turns(&mut self, turns: usize) {
+        for _ in 0..turns {
+            self.devices.poll(self.now);
+            self.devices.flush();
+            self.now += TURN;
+        }
+    }
+
+    #[track_caller]
+    fn run(&mut self, progress: &CopyProgress) -> CopyEnd {
+        for _ in 0..10_000 {
+            if let Some(end) = progress.end() {
+                self.turns(1);
+                assert_eq!(self.copier.borrow().next_deadline(), None);
+                return end;
+            }
+            self.turns(1);
+        }
+        panic!("the copy does not end");
+    }
+
+    #[track_caller]
+    fn expect_copied(&self, blocks: u64) {
+        for lba in 0..blocks {
+            let data = self.arena.pool(0).take(BLOCK as usize);
+            let read = request(Operation::Read, lba, data);
+            let block = execute(&*self.destination, &self.arena, read);
+            assert!(
+                block.iter().all(|byte| *byte == (lba % 251) as u8),
+                "block {lba}"
+            );
+        }
+    }
+}
+
+#[test]
+fn memory_that_ends_fails_the_copy() {
+    let mut lab = Lab::new(8);
+    let progress = lab.start();
+    lab.turns(3);
+    // The device is reset: its memory loses the content, and is there again.
+    let before = lab.memory();
+    before.end();
+    *lab.memory.lock().expect("not poisoned") = device_memory(8);
+    let (written_blocks, failed) = failure(lab.run(&progress));
+    assert_eq!(failed.error, CopyError::Device(DeviceError::Interrupted));
+    lab.expect_copied(written_blocks);
+    assert_eq!(before.counters().taken, 0);
+}
+
+#[test]
+fn slices_of_requests_that_never_complete_are_lost() {
+    let mut lab = Lab::new(8);
+    let progress = lab.start();
+    lab.turns(2);
+    lab.devices.remove_now(DESTINATION, lab.now);
+    failure(lab.run(&progress));
+    let counters = lab.memory().counters();
+    assert_eq!(u64::from(counters.taken), counters.lost);
+}
+
+#[test]
+fn refused_requests_are_submitted_again_or_cancelled() {
+    let mut lab = Lab::new(8);
+    lab.refusals.store(100, Ordering::Relaxed);
+    let progress = lab.start();
+    assert_eq!(lab.run(&progress), CopyEnd::Complete);
+    assert_eq!(lab.refusals.load(Ordering::Relaxed), 0);
+    lab.expect_copied(BLOCKS);
+
+    lab.refusals.store(u64::MAX, Ordering::Relaxed);
+    let progress = lab.start();
+    lab.turns(3);
+    assert_eq!(progress.end(), None);
+    let retry = lab.copier.borrow().next_deadline().expect("it tries again");
+    assert!(retry <= lab.now + TURN);
+    assert!(lab.messages.send(CopyMessage::Abort(1)).is_ok());
+    let aborted = CopyEnd::Stopped {
+        written_blocks: 0,
+        cause: CopyStop::Aborted,
+    };
+    assert_eq!(lab.run(&progress), aborted);
+    assert_eq!(lab.memory().counters().taken, 0);
+}
+
+#[test]
+fn copy_uses_the_arena_while_no_slice_is_free() {
+    for (slices, held) in [(1, 1), (3, 2), (8, 0)] {
+        let mut lab = Lab::new(slices);
+        let memory = lab.memory();
+        let held: Vec<_> = (0..held).map(|_| memory.take().expect("free")).collect();
+        let progress = lab.start();
+        assert_eq!(lab.run(&progress), CopyEnd::Complete);
+        lab.expect_copied(BLOCKS);
+        let in_device = progress.in_device_blocks();
+        match slices - held.len() as u64 {
+            0 => assert_eq!(in_device, 0),
+            1 => assert!(in_device > 0 && in_device < BLOCKS, "{in_device}"),
+            _ => assert_eq!(in_device, BLOCKS),
+        }
+        drop(held);
+        let counters = memory.counters();
+        assert_eq!((counters.taken, counters.lost), (0, 0));
+    }
+}
