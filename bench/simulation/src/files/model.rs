@@ -488,7 +488,8 @@ impl Model {
 
     /// What operations in doubt have written may be in their files.
     pub(super) fn apply_doubted_contents(&mut self) {
-        for pending in &self.in_doubt {
+        // Twice, because the order of changes of the size is not known.
+        for pending in self.in_doubt.iter().chain(&self.in_doubt) {
             if let (Some(file), Some(effect)) = (pending.file, &pending.effect)
                 && let Some(content) = self.objects[file].file_mut()
             {
