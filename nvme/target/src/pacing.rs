@@ -256,10 +256,10 @@ fn shared_disks(pacing: &[Pacing]) -> BTreeMap<&str, Vec<DiskUser<'_>>> {
 
 #[cfg(test)]
 mod tests {
-    use crate::rate::Rate;
     use reactors::Nanos;
 
     use super::BURST;
+    use crate::rate::{ADAPTED_WAIT_MAX, Rate, patience};
 
     /// A pace of one byte in a second delays commands by seconds, not by hours, and commands
     /// behind many others too.
@@ -273,7 +273,7 @@ mod tests {
         assert!(!rate.take(4096, now));
         let mut started = 0;
         for _ in 0..1000 {
-            let turn = rate.reserve(4096, since, now);
+            let turn = rate.reserve(4096, since + ADAPTED_WAIT_MAX, now);
             assert!(turn <= since + Nanos::from_secs(2));
             assert!(turn <= now + Nanos::from_millis(500));
             now = now.max(turn);
@@ -283,8 +283,30 @@ mod tests {
         assert_eq!(now, since + Nanos::from_secs(2));
         // A later command is delayed again.
         assert!(!rate.take(4096, now));
-        let turn = rate.reserve(4096, now, now);
+        let turn = rate.reserve(4096, now + ADAPTED_WAIT_MAX, now);
         assert_eq!(turn, now + Nanos::from_millis(500));
+    }
+
+    /// Commands whose data stops the stream are not received before those in front of them have
+    /// started. Linux hosts give up after 30 s.
+    #[test]
+    fn no_command_waits_long_in_its_stream_however_slow_a_pace_is() {
+        let rate = Rate::adapted(BURST);
+        rate.adapt(Some(1));
+        for depth in [1, 2, 128, 1024] {
+            let begin = Nanos::from_secs(1000 * u64::from(depth));
+            let mut now = begin;
+            // Another queue has used the pace.
+            rate.reserve(4096, begin, begin);
+            for _ in 0..depth {
+                now = now.max(rate.reserve(4096, now + patience(true, depth), now));
+            }
+            assert!(
+                now > begin + Nanos::from_millis(400),
+                "{depth}: not slowed down"
+            );
+            assert!(now <= begin + Nanos::from_secs(10), "{depth}: {now}");
+        }
     }
 
     /// What does not start is given back, whatever the speed has become.

@@ -39,9 +39,23 @@ pub(crate) const ADAPTED_COMMAND_BYTES: u64 = 4096;
 /// are before it. Linux hosts give up after 30 s.
 pub(crate) const ADAPTED_WAIT_MAX: Nanos = Nanos::from_secs(2);
 
+/// The longest time for which a host waits for commands that stop its stream one after the other,
+/// if it fills its queue with them.
+pub(crate) const ADAPTED_STREAM_WAIT_MAX: Nanos = Nanos::from_secs(10);
+
 /// The longest time from a reservation of an adapted rate to its turn, so that a rate that becomes
 /// faster does not leave commands waiting for turns of a slow one.
 const ADAPTED_TURN_MAX: Nanos = Nanos::from_millis(500);
+
+/// The longest wait of a command for an adapted rate. Where it stops its stream, others wait behind
+/// it, as many as its queue has entries.
+pub(crate) fn patience(stops_stream: bool, depth: u16) -> Nanos {
+    let share = Nanos(ADAPTED_STREAM_WAIT_MAX.0 / u64::from(depth.max(1)));
+    match stops_stream {
+        true => share.min(ADAPTED_WAIT_MAX),
+        false => ADAPTED_WAIT_MAX,
+    }
+}
 
 /// A rate of commands or bytes, alone on its cache lines.
 #[repr(align(64))]
@@ -146,11 +160,12 @@ impl Rate {
         false
     }
 
-    /// Takes the cost of a command that waits `since` then, and returns when it may start.
-    pub(crate) fn reserve(&self, bytes: u32, since: Nanos, now: Nanos) -> Nanos {
+    /// Takes the cost of a command that waits, and returns when it may start: for an adapted rate, at
+    /// `latest` whatever its speed.
+    pub(crate) fn reserve(&self, bytes: u32, latest: Nanos, now: Nanos) -> Nanos {
         let (cost, earliest) = (self.cost(bytes), time(now).saturating_sub(self.burst));
         let (latest, furthest) = match self.is_adapted {
-            true => (time(since + ADAPTED_WAIT_MAX), time(now + ADAPTED_TURN_MAX)),
+            true => (time(latest), time(now + ADAPTED_TURN_MAX)),
             false => (u64::MAX, u64::MAX),
         };
         self.count_admitted(bytes);

@@ -269,13 +269,13 @@ impl QueueRates {
         }
     }
 
-    /// Takes the cost of a command that waits `since` then. Returns when it may start, and the position of the rate that
-    /// lets it start last.
-    pub(crate) fn reserve(&self, charge: Charge, since: Nanos, now: Nanos) -> (Nanos, usize) {
+    /// Takes the cost of a command that waits. Returns when it may start, for adapted rates at
+    /// `latest`, and the position of the rate that lets it start last.
+    pub(crate) fn reserve(&self, charge: Charge, latest: Nanos, now: Nanos) -> (Nanos, usize) {
         let mut last = (Nanos::ZERO, usize::MAX);
         for (place, rate) in self.of(charge.access).iter().enumerate() {
             if rate.counts(charge.device) {
-                let start = rate.rate.reserve(charge.bytes, since, now);
+                let start = rate.rate.reserve(charge.bytes, latest, now);
                 if last.1 == usize::MAX || start > last.0 {
                     last = (start, place);
                 }

@@ -351,7 +351,7 @@ impl PaceState {
             (Some(Verdict::Near), Some(limit)) => {
                 let close = self.missed_at.map_or(0, |speed| CLOSE.of(speed));
                 self.limit = Some(match limit > close {
-                    true => EASED.of(limit).max(close),
+                    true => EASED.of(limit).max(close).max(SLOWEST),
                     false => CAREFUL.of(limit),
                 });
             }

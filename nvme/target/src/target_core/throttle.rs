@@ -17,6 +17,7 @@ use super::TargetCore;
 use super::queue::Queue;
 use crate::config::CoreLimits;
 use crate::interface::{Admission, QueueId, TransportId, Work, WorkKind};
+use crate::rate::patience;
 use crate::rates::Charge;
 use crate::view::TargetView;
 
@@ -42,6 +43,8 @@ struct Waiter {
     tag: u64,
     charge: Charge,
     since: Nanos,
+    /// When it starts at the latest, however slow a pace is.
+    latest: Nanos,
     command_id: u16,
     may_abort: bool,
     refused: Option<Status>,
@@ -239,8 +242,8 @@ impl TargetCore {
     }
 
     /// Lets an admitted command wait for its turn, with the transport's tag. `may_abort`: whether
-    /// it may be completed before that. The transport keeps its [`Work`] until
-    /// [`next_released`](Self::next_released) returns the tag.
+    /// it may be completed before that; not if its data stops the stream. The transport keeps its
+    /// [`Work`] until [`next_released`](Self::next_released) returns the tag.
     #[cold]
     pub fn await_rate(
         &mut self,
@@ -261,6 +264,7 @@ impl TargetCore {
             tag,
             charge,
             since: now,
+            latest: now + patience(!may_abort, entry.depth),
             command_id: work.command_id,
             may_abort,
             refused: None,
@@ -310,7 +314,7 @@ impl TargetCore {
         let Some(rates) = self.queues.at(slot).and_then(Queue::rates) else {
             return;
         };
-        let Some((charge, since)) = self.throttle.first(slot).map(|it| (it.charge, it.since))
+        let Some((charge, latest)) = self.throttle.first(slot).map(|it| (it.charge, it.latest))
         else {
             return;
         };
@@ -318,7 +322,7 @@ impl TargetCore {
             return;
         };
         if waiters.turn.is_none() {
-            let (start, rate) = rates.reserve(charge, since, now);
+            let (start, rate) = rates.reserve(charge, latest, now);
             // There is room for every queue.
             let timer = self.throttle.turns.insert(start, slot).ok();
             waiters.turn = Some(Turn { rate, timer });

@@ -279,6 +279,21 @@ fn a_target_kept_with_little_distance_does_not_slow_others_down() {
 }
 
 #[test]
+fn no_limit_eases_below_the_slowest() {
+    let mut pace = PaceState {
+        limit: Some(SLOWEST),
+        missed_at: Some(SLOWEST / 2),
+        ..PaceState::default()
+    };
+    let done = Done {
+        speed: SLOWEST,
+        was_delayed: true,
+    };
+    pace.follow(Some(Verdict::Near), done);
+    assert_eq!(pace.limit, Some(SLOWEST));
+}
+
+#[test]
 fn limits_end_when_nothing_waits() {
     let mut plant = Plant::new(vec![user("a", 100, 512.0)]);
     plant.target = Some((Nanos::from_micros(820), LatencyCounts::default()));
