@@ -25,8 +25,8 @@ use nvme_rdma::{
     ConnectionSet as RdmaSet, Domains, Listeners, RdmaConfig, RdmaCounters, RdmaTransport, SetParts,
 };
 use nvme_target::{
-    ControllerKind, ControllerSnapshot, ControllerState, CoreLimits, DeviceIndex, PortId, Target,
-    TargetCore,
+    ControllerKind, ControllerSnapshot, ControllerState, CoreLimits, DeviceIndex, PaceSnapshot,
+    PortId, Target, TargetCore,
 };
 use nvme_tcp::{ConnectionAudit, ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
 use rdma::Provider;
@@ -252,6 +252,14 @@ impl Appliance {
     pub fn is_gone(&self, disk: usize) -> bool {
         let drive = self.devices.iter().find(|(number, _)| *number == disk);
         drive.is_some_and(|(_, it)| it.health().state == HealthState::Removed)
+    }
+
+    /// Does what the pacing thread does. Returns the paces.
+    pub fn adjust_paces(&self, now: Nanos) -> Vec<PaceSnapshot> {
+        if self.target.has_paces() {
+            self.target.adjust_paces(now);
+        }
+        self.target.paces()
     }
 
     /// Runs the control thread's periodic checks, unless a change is in progress.

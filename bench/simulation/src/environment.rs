@@ -18,6 +18,7 @@ use crate::host::{HostEnv, Vanished};
 use crate::judge::Judge;
 use crate::limits::RateJudge;
 use crate::network::{Listener, NetworkBehaviour};
+use crate::paces::PaceJudge;
 use crate::plan::{ServedConfig, disk_path, file_path};
 use crate::ram::Ram;
 use crate::random::Random;
@@ -116,6 +117,8 @@ pub struct Environment {
     pub vanished: Vec<(Nanos, Vanished)>,
     /// The judge of rate limits.
     pub rates: RateJudge,
+    /// Judges the paces of exports.
+    pub paces: PaceJudge,
     /// Counters of the run.
     pub figures: Figures,
     /// Trace of the run.
@@ -183,6 +186,7 @@ impl Environment {
             power_wanted: false,
             vanished: Vec::new(),
             rates: RateJudge::default(),
+            paces: PaceJudge::default(),
             figures: Figures::default(),
             trace: Trace::default(),
             swarm,
@@ -226,6 +230,7 @@ impl Environment {
             changed_at: self.changed_at,
             power_wanted: &mut self.power_wanted,
             rates: &mut self.rates,
+            paces: &mut self.paces,
             figures: &mut self.figures,
             trace: &mut self.trace,
         }

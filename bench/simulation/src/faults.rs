@@ -176,6 +176,8 @@ faults! {
     Handover = "handover";
     /// Rate limits delay commands, and an administrator changes them.
     Limit = "limit";
+    /// Latency targets slow exports down, and an administrator changes them.
+    Pace = "pace";
 }
 
 impl fmt::Display for Fault {
@@ -268,6 +270,7 @@ impl Fault {
             Fault::Chap | Fault::ChapMisuse => Some(Need::Keys),
             Fault::Handover => Some(Need::NewProcess),
             Fault::Limit => Some(Need::Rates),
+            Fault::Pace => Some(Need::Paces),
             _ => None,
         }
     }
@@ -341,6 +344,8 @@ pub(crate) enum Need {
     NewProcess,
     /// Rate limits; separate random streams for the selection and the occurrence.
     Rates,
+    /// Latency targets; separate random streams for the selection and the occurrence.
+    Paces,
 }
 
 /// A set of faults.
@@ -408,6 +413,7 @@ pub(crate) fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         // Most seeds have what is not handed over.
         Need::NewProcess => (0xF0, Some(Fault::Handover), 700),
         Need::Rates => (0xF4, Some(Fault::Limit), 250),
+        Need::Paces => (0xF6, Some(Fault::Pace), 200),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);

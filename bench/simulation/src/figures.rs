@@ -66,6 +66,8 @@ pub struct Figures {
     pub wrong_keys: u64,
     /// Commands that were compared with rate limits.
     pub rates_judged: u64,
+    /// Limits of paces that were judged.
+    pub paces_judged: u64,
     /// Number of occurrences of each fault.
     pub faults: BTreeMap<Fault, u64>,
     /// Counters of the file service.
@@ -153,6 +155,7 @@ impl Figures {
         self.authentications += other.authentications;
         self.wrong_keys += other.wrong_keys;
         self.rates_judged += other.rates_judged;
+        self.paces_judged += other.paces_judged;
         for (fault, times) in &other.faults {
             self.faults(*fault, *times);
         }
@@ -186,7 +189,7 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
-             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied ({} copies across namespaces), {} lists of namespaces judged, {} queues authenticated, {} wrong keys refused, {} commands with a rate limit, longest undisturbed wait {} ({} of a thousand of its bound), {} \
+             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied ({} copies across namespaces), {} lists of namespaces judged, {} queues authenticated, {} wrong keys refused, {} commands with a rate limit, {} limits of paces, longest undisturbed wait {} ({} of a thousand of its bound), {} \
              waits for memory, at most {} grants before that of a waiting host",
             self.steps,
             self.identities_judged,
@@ -202,6 +205,7 @@ impl fmt::Display for Figures {
             self.authentications,
             self.wrong_keys,
             self.rates_judged,
+            self.paces_judged,
             self.wait_max,
             self.wait_permille_max,
             self.memory_waits,

@@ -56,6 +56,7 @@ use crate::judge::{Extent, Judge, Violation};
 use crate::limits::RateJudge;
 use crate::memory::{MemoryBound, QueuePairBound};
 use crate::network::{Listener, NetworkBehaviour, WireId};
+use crate::paces::PaceJudge;
 use crate::plan::{SUBSYSTEMS, ServedConfig, host_name};
 use crate::random::Random;
 use crate::storage::Storage;
@@ -165,6 +166,8 @@ pub struct HostEnv<'a> {
     pub power_wanted: &'a mut bool,
     /// The judge of rate limits.
     pub rates: &'a mut RateJudge,
+    /// Judges the paces of exports.
+    pub paces: &'a mut PaceJudge,
     /// Counters of the run.
     pub figures: &'a mut Figures,
     /// Trace of the run.
@@ -457,7 +460,7 @@ impl Host {
             flow_control: self.shape.flow_control,
             in_capsule_bytes: env.swarm.in_capsule_bytes as usize,
             transfer_max: env.swarm.transfer_max,
-            is_limited: env.swarm.faults.has(Fault::Limit),
+            is_limited: env.swarm.faults.has(Fault::Limit) || env.swarm.faults.has(Fault::Pace),
             write_delay_max: if slow {
                 Nanos::from_millis(50)
             } else {

@@ -32,6 +32,7 @@ pub mod limits;
 pub mod memory;
 pub mod network;
 pub mod oracle;
+pub mod paces;
 pub mod plan;
 pub mod ram;
 pub mod random;

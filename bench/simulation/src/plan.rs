@@ -95,6 +95,8 @@ pub struct ServedConfig {
     pub listeners: Vec<bool>,
     /// Rate limits, with different scopes.
     pub limits: Vec<Limit>,
+    /// By subsystem: its latency target in microseconds.
+    pub latency_targets: Vec<Option<u64>>,
     /// The other keys.
     pub keys: Keys,
 }
@@ -170,6 +172,7 @@ impl ServedConfig {
             subsystems: vec![true; swarm.subsystems],
             listeners,
             limits: Vec::new(),
+            latency_targets: vec![None; swarm.subsystems],
             keys: Keys::new(swarm),
         }
     }
@@ -427,6 +430,9 @@ impl ServedConfig {
             self.listener_names(),
             self.keys.io_queues[subsystem],
         );
+        if let Some(micros) = self.latency_targets[subsystem] {
+            let _ = writeln!(text, "p99 = \"{micros}us\"");
+        }
         let identity = self.keys.identities[subsystem];
         if identity > 0 {
             let _ = write!(

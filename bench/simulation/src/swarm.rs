@@ -324,6 +324,7 @@ impl Swarm {
             .chain(faults_of(Need::Keys, seed))
             .chain(faults_of(Need::NewProcess, seed))
             .chain(faults_of(Need::Rates, seed))
+            .chain(faults_of(Need::Paces, seed))
             .chain(limits.with.iter())
             .collect();
         let hides = Fault::NEEDS_ALL_DISKS.iter();
@@ -359,7 +360,12 @@ impl Swarm {
         };
         // Waits for a rate are none for memory.
         let chosen = match chosen.has(Fault::Contend) {
-            true => chosen.without(Fault::Limit),
+            true => chosen.without(Fault::Limit).without(Fault::Pace),
+            false => chosen,
+        };
+        // A command that waits for a pace may use its turn at a rate late, and others then start with it.
+        let chosen = match chosen.has(Fault::Limit) {
+            true => chosen.without(Fault::Pace),
             false => chosen,
         };
         let faults = chosen

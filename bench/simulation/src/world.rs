@@ -12,6 +12,7 @@ mod faults;
 mod limits;
 mod masks;
 mod notices;
+mod paces;
 mod rare;
 mod reserving;
 mod stuck;
@@ -94,6 +95,10 @@ pub struct World {
     key_random: Random,
     /// Random stream for changes of rate limits, and for commands beyond them.
     limit_random: Random,
+    /// Random stream for changes of latency targets.
+    pace_random: Random,
+    /// When paces were adjusted last.
+    paced_at: Nanos,
     /// Random stream for hand-overs to a new process.
     handover_random: Random,
     /// Random stream for their failures.
@@ -160,6 +165,8 @@ impl World {
             mask_random: Random::new(seed, 0xD2),
             key_random: Random::new(seed, 0xE2),
             limit_random: Random::new(seed, 0xF5),
+            pace_random: Random::new(seed, 0xF7),
+            paced_at: Nanos::ZERO,
             handover_random: Random::new(seed, 0xF1),
             failing_random: Random::new(seed, 0xF2),
             is_handing_over: false,
@@ -207,6 +214,7 @@ impl World {
         self.check_media(true)?;
         self.env.count_ambient();
         self.env.figures.rates_judged = self.env.rates.judged;
+        self.env.figures.paces_judged = self.env.paces.judged;
         self.env.figures.seeds += 1;
         self.env.figures.time = self.env.time.now();
         Ok(())
@@ -237,6 +245,7 @@ impl World {
         self.mask_hosts()?;
         self.authenticate_hosts()?;
         self.limit_hosts()?;
+        self.pace_exports()?;
         self.hand_over_sometimes()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
@@ -260,6 +269,7 @@ impl World {
                             | Fault::ChapMisuse
                             | Fault::Handover
                             | Fault::Limit
+                            | Fault::Pace
                     );
                     !has_own_stream && !is_elsewhere
                 })
@@ -572,6 +582,7 @@ impl World {
             self.env.advance_disks();
             self.env.advance_rdma();
             self.run_control_checks()?;
+            self.adjust_paces()?;
             self.check_dma()?;
             self.update_lost_writes();
             for host in &mut self.hosts {

@@ -29,6 +29,8 @@ impl Host {
         issued_at: Nanos,
         status: Status,
     ) -> Result<(), Violation> {
+        let latency = env.now.saturating_sub(issued_at);
+        env.paces.note(self.shape.subsystem, latency);
         // What others count is more complicated, and only fewer commands are judged.
         let is_simple = matches!(io.kind, IoKind::Read | IoKind::Write) && io.fused.is_none();
         if !status.is_success() {
@@ -44,6 +46,7 @@ impl Host {
 
     /// A command ends without success. It may have returned its turn.
     pub(super) fn lose_turn(&self, env: &mut HostEnv<'_>, io: &Io) {
+        env.paces.note(self.shape.subsystem, Nanos(u64::MAX));
         if let Some(counted) = self.counted(env, io) {
             env.rates.lose(env.now, counted);
         }

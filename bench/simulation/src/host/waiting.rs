@@ -10,6 +10,7 @@ use crate::fairness::size_of_slice;
 use crate::faults::Fault;
 use crate::judge::Violation;
 use crate::limits;
+use crate::paces;
 use crate::storage::Storage;
 use crate::swarm::Swarm;
 
@@ -152,9 +153,11 @@ impl Host {
         };
         let waited = env.now - since - lingering;
         env.figures.wait_max = env.figures.wait_max.max(waited);
-        let limited = match env.swarm.faults.has(Fault::Limit) {
-            true => limits::DELAY_MAX,
-            false => Nanos::ZERO,
+        let faults = env.swarm.faults;
+        let limited = match (faults.has(Fault::Limit), faults.has(Fault::Pace)) {
+            (true, _) => limits::DELAY_MAX,
+            (false, true) => paces::DELAY_MAX,
+            (false, false) => Nanos::ZERO,
         };
         let bound = Self::wait_bound(env, io, since).map(|it| (it + limited).min(LATENCY_MAX));
         let Some(bound) = bound else {

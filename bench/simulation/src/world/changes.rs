@@ -282,6 +282,7 @@ impl World {
             ana_groups,
             secrets,
             limits,
+            latency_targets,
             ..
         } = self.env.serving.clone();
         let wanted = ServedConfig {
@@ -291,6 +292,7 @@ impl World {
             ana_groups,
             secrets,
             limits,
+            latency_targets,
             ..ServedConfig::all(&self.env.swarm)
         };
         if wanted != self.env.serving {

@@ -205,6 +205,7 @@ impl World {
             | Fault::ChapMisuse
             | Fault::Handover
             | Fault::Limit
+            | Fault::Pace
             | Fault::Stuck
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),

@@ -34,23 +34,23 @@ impl World {
             let host = random.below(self.hosts.len() as u64) as usize;
             let disk = random.below(self.env.disks.len() as u64) as usize;
             if random.coin() {
-                self.exceed(1)?;
+                self.exceed(1, ROUND_MAX)?;
             }
             if self.reconfigure(Fault::Limit, disk, host)? {
                 self.env.figures.fault(Fault::Limit);
             }
             return Ok(());
         }
-        self.exceed(ROUNDS)
+        self.exceed(ROUNDS, ROUND_MAX)
     }
 
-    /// All hosts send commands for some rounds.
-    fn exceed(&mut self, rounds: u64) -> Result<(), Violation> {
+    /// All hosts send commands for some rounds, with pauses between them.
+    pub(super) fn exceed(&mut self, rounds: u64, pause_max: Nanos) -> Result<(), Violation> {
         for _ in 0..rounds {
             for host in 0..self.hosts.len() {
                 self.hosts[host].send_io(&mut self.env.for_hosts(), IOS);
             }
-            let pause = self.limit_random.below(ROUND_MAX.as_nanos());
+            let pause = self.limit_random.below(pause_max.as_nanos());
             self.pass(Nanos(pause + 1))?;
         }
         Ok(())

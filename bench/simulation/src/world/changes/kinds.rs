@@ -42,6 +42,7 @@ impl World {
             Fault::Mask => self.vary_masks(&mut wanted.masks, disk, host),
             Fault::Chap => self.vary_secrets(&mut wanted.secrets, host),
             Fault::Limit => self.vary_limits(&mut wanted.limits, disk, host),
+            Fault::Pace => self.vary_targets(&mut wanted.latency_targets),
             _ => {}
         }
         *wanted != self.env.serving
@@ -73,6 +74,9 @@ impl World {
         }
         if self.env.swarm.faults.has(Fault::Limit) && self.limit_random.coin() {
             self.vary_limits(&mut wanted.limits, 0, host);
+        }
+        if self.env.swarm.faults.has(Fault::Pace) && self.pace_random.coin() {
+            self.vary_targets(&mut wanted.latency_targets);
         }
         if wanted == self.env.serving {
             return None;
