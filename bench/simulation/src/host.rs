@@ -299,8 +299,9 @@ pub struct Host {
     configured_keep_alive: Nanos,
     /// Until when another path of the same host may hold the whole memory share of the host.
     greedy_until: Nanos,
-    /// Until when the kernel holds one of its writes, with the memory of its data.
-    stuck_until: Nanos,
+    /// Until when the target may keep memory for it: the kernel holds one of its writes, or has not
+    /// noticed that its connection is gone.
+    memory_kept_until: Nanos,
     /// When it last aborted commands.
     aborted_at: Option<Nanos>,
     /// By disk: the namespace identifier that the host uses, if it knows it.
@@ -338,7 +339,7 @@ impl Host {
             admin_state: AdminState::default(),
             configured_keep_alive: shape.keep_alive,
             greedy_until: Nanos::ZERO,
-            stuck_until: Nanos::ZERO,
+            memory_kept_until: Nanos::ZERO,
             aborted_at: None,
             nsids: None,
         }

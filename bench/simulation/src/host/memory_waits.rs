@@ -59,7 +59,7 @@ impl Host {
                 false => at + ABORTED_MAX,
             }
         });
-        let latest = aborted.max(env.changed_at).max(self.stuck_until);
+        let latest = aborted.max(env.changed_at).max(self.memory_kept_until);
         report.holds_until = report.holds_until.max(latest);
         if holds {
             report.holds_until = report.holds_until.max(env.now);
@@ -67,9 +67,9 @@ impl Host {
         report
     }
 
-    /// Notes that the kernel holds one of its writes until then, even if the host is reset.
-    pub fn write_is_held(&mut self, until: Nanos) {
-        self.stuck_until = self.stuck_until.max(until);
+    /// Notes that the target may keep memory for it until then, even if the host is reset.
+    pub fn memory_is_kept(&mut self, until: Nanos) {
+        self.memory_kept_until = self.memory_kept_until.max(until);
     }
 
     /// Since when only the target delays a write that waits for memory.

@@ -219,7 +219,7 @@ impl World {
             if !faults.is_empty() {
                 let fault = self.operator.random.pick(&faults);
                 let aftermath = self.hosts[host].misbehave(&mut self.env.for_hosts(), fault);
-                self.clean_up(aftermath);
+                self.clean_up(host, aftermath);
                 let pause = Nanos(self.operator.random.below(longest.as_nanos()));
                 self.pass(pause)?;
             }

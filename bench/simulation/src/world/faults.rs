@@ -27,6 +27,8 @@ const REMAINDER_PERMILLE: u32 = 800;
 const REMAINDER_MAX: Nanos = Nanos::from_millis(400);
 /// Commands that are sent before such a delay.
 const DELAYED_IOS: u64 = 8;
+/// Time after the end of a vanished host's connection in which the target may keep memory for it.
+const VANISHED_MAX: Nanos = Nanos::from_secs(1);
 /// Time after which the data of these commands has usually arrived.
 const DELAYED_WITHIN: Nanos = Nanos::from_millis(1);
 
@@ -68,7 +70,7 @@ impl World {
 
     pub(super) fn misbehave(&mut self, host: usize, fault: Fault) {
         let aftermath = self.hosts[host].misbehave(&mut self.env.for_hosts(), fault);
-        self.clean_up(aftermath);
+        self.clean_up(host, aftermath);
         if fault == Fault::Greedy {
             // Paths of one host share its memory limit.
             let identity = self.env.swarm.hosts[host].identity;
@@ -328,7 +330,7 @@ impl World {
         }
     }
 
-    pub(super) fn clean_up(&mut self, aftermath: Option<Aftermath>) {
+    pub(super) fn clean_up(&mut self, host: usize, aftermath: Option<Aftermath>) {
         let Some(Aftermath {
             memory_until,
             vanished,
@@ -342,6 +344,7 @@ impl World {
             let noticed = self.env.time.now() + Nanos::from_millis(self.random.between(1, 40_000));
             self.env.disturb_memory(noticed);
             disturbed = disturbed.max(noticed);
+            self.hosts[host].memory_is_kept(noticed + VANISHED_MAX);
             self.env.vanished.push((noticed, vanished));
         }
         self.env.network_disturbed = self.env.network_disturbed.max(disturbed);

@@ -312,7 +312,7 @@ impl World {
             if !faults.is_empty() {
                 let fault = self.reserving.random.pick(&faults);
                 let aftermath = self.hosts[fenced].misbehave(&mut self.env.for_hosts(), fault);
-                self.clean_up(aftermath);
+                self.clean_up(fenced, aftermath);
                 let pause = Nanos(self.reserving.random.below(FENCE_PAUSE_MAX.as_nanos()));
                 self.pass(pause)?;
             }

@@ -21,7 +21,7 @@ impl World {
     ) -> Result<bool, Violation> {
         let aftermath = self.hosts[host].misbehave(&mut self.env.for_hosts(), Fault::Reset);
         let has_reset = aftermath.is_some();
-        self.clean_up(aftermath);
+        self.clean_up(host, aftermath);
         let by = self.env.time.now() + STUCK_MAX;
         if has_reset && self.run_until(by, |world| world.hosts[host].can_reach_disks())? {
             let extent = first_block(disk);
@@ -52,7 +52,7 @@ impl World {
             return false;
         }
         file.hold_next_write(until);
-        self.hosts[host].write_is_held(until);
+        self.hosts[host].memory_is_kept(until);
         self.env.note(format_args!(
             "the kernel holds a write of host {host} to disk {disk} until {until}"
         ));
