@@ -104,6 +104,35 @@ data() {
   rm $at/direct $at/buffered
 }
 
+# Number of the COPY operations of a mount.
+copies_of() { awk -v at="$at" '$1 == "device" { is_ours = $5 == at } is_ours && $1 == "COPY:" { print $2 }' /proc/self/mountstats; }
+
+# The server copies; where no block can be shared, the kernel reads and writes.
+copies() {
+  say "copies by copy_file_range"
+  head -c 1000000 /tmp/random > $at/source
+  copy_range $at/source $at/target 1000000
+  cold
+  show cmp $at/source $at/target
+  say "$(copies_of) copies by the server"
+  [ "$(copies_of)" -gt 0 ] || fail "the server has copied nothing"
+  copy_range $at/source $at/target 5000
+  cold
+  show cmp $at/source $at/target
+  rm $at/source $at/target
+}
+
+# copy_range SOURCE TARGET BYTES: the system call as such, since cp may clone or read and write.
+copy_range() {
+  perl -e 'open(I, "<", $ARGV[0]) && open(O, "+>>", $ARGV[1]) || die; close(O);
+    open(O, "+<", $ARGV[1]) || die; $left = 0 + $ARGV[2];
+    while ($left > 0) {
+      $done = syscall(326, fileno(I), 0, fileno(O), 0, $left, 0);
+      die "copy_file_range: $!" if $done <= 0;
+      $left -= $done;
+    }' "$1" "$2" "$3" || fail "copy_file_range failed"
+}
+
 # An unlinked file lives until it is closed.
 unlinked() {
   say "a file that is removed while it is open"
@@ -156,6 +185,7 @@ for version in 4.1 4.2; do
   nvme=$!
   data
   wait $nvme || fail "the NVMe host failed"
+  [ $version = 4.1 ] || copies
   unlinked
   show umount $at
 done
