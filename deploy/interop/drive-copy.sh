@@ -4,28 +4,9 @@
 # what is copied. The kernel's own driver compares the drives at the end.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
-
-namespace_bytes=$((64 << 20))
-
-copy() { windlass copy --socket $control "$@"; }
-
-# copies: the copies in the status.
-copies() { windlass status --json --socket $control | jq -c '.copies[]'; }
-
-# last FIELD: that field of the last copy.
-last() { copies | tail -n 1 | jq -r ".$1"; }
+. "$(dirname "$0")/lib/copies.sh"
 
 has_written() { [ "$(last state)" = running ] && [ "$(last written_bytes)" -ge "$1" ]; }
-
-# fails_with TEXT COPY…: the copy does not complete, and says this.
-fails_with() {
-  local text=$1 output
-  shift
-  echo "\$ windlass copy $*"
-  if output=$(copy "$@" 2>&1); then fail "it completed: $output"; fi
-  echo "$output"
-  grep -qF -- "$text" <<< "$output" || fail "it does not say: $text"
-}
 
 # restrict BYTES: limits what QEMU's throttle group moves in a second; 0 is no limit.
 restrict() {
@@ -36,22 +17,15 @@ restrict() {
 modprobe -a nvme nvme-tcp
 cd /tmp
 show uname -r
-for address in $A $B; do
-  [ -e "/sys/bus/pci/devices/$address/driver" ] || echo $address > /sys/bus/pci/drivers_probe
-  eventually 20 disk_of $address 2
-done
+await_disks
 head -c $namespace_bytes /dev/urandom > /tmp/data
 dd if=/tmp/data of="$(disk_of $A 2)" bs=1M oflag=direct status=none
 dd if=/dev/zero of="$(disk_of $B 2)" bs=1M count=64 oflag=direct status=none
 show windlass bind $A $B
 # Namespaces 1 of both drives are exported, and namespaces 2 are not.
 configure_export '"a1", "b1"' 'allow_any_host = true' <<END
-$(for name in a1 a2; do
-  printf '[[device]]\nname = "%s"\ntype = "nvme"\npci = "%s"\nnamespace = %s\n' $name $A ${name#?}
-done)
-$(for name in b1 b2; do
-  printf '[[device]]\nname = "%s"\ntype = "nvme"\npci = "%s"\nnamespace = %s\n' $name $B ${name#?}
-done)
+$(for name in a1 a2; do drive_table $name $A; done)
+$(for name in b1 b2; do drive_table $name $B; done)
 END
 show cat $config
 start

@@ -5,42 +5,19 @@
 # buffer, and between drives, it is refused.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
-
-namespace_bytes=$((64 << 20))
-
-copy() { windlass copy --socket $control "$@"; }
-
-# last FIELD: that field of the last copy in the status.
-last() { windlass status --json --socket $control | jq -r ".copies | last | .$1"; }
-
-# refused TEXT COPY…: the copy does not begin, and says this.
-refused() {
-  local text=$1 output
-  shift
-  echo "\$ windlass copy $*"
-  if output=$(copy "$@" 2>&1); then fail "it completed: $output"; fi
-  echo "$output"
-  grep -qF -- "$text" <<< "$output" || fail "it does not say: $text"
-}
+. "$(dirname "$0")/lib/copies.sh"
 
 modprobe -a nvme nvme-tcp
 cd /tmp
 show uname -r
-for address in $A $B; do
-  [ -e "/sys/bus/pci/devices/$address/driver" ] || echo $address > /sys/bus/pci/drivers_probe
-  eventually 20 disk_of $address 2
-done
+await_disks
 head -c $namespace_bytes /dev/urandom > /tmp/data
 dd if=/tmp/data of="$(disk_of $A 2)" bs=1M oflag=direct status=none
 dd if=/dev/zero of="$(disk_of $A 3)" bs=1M count=64 oflag=direct status=none
 show windlass bind $A $B
 configure_export '"a1", "b1"' 'allow_any_host = true' <<END
-$(for name in a1 a2 a3; do
-  printf '[[device]]\nname = "%s"\ntype = "nvme"\npci = "%s"\nnamespace = %s\n%s\n' $name $A ${name#?} 'command_deadline = "2s"'
-done)
-$(for name in b1 b2; do
-  printf '[[device]]\nname = "%s"\ntype = "nvme"\npci = "%s"\nnamespace = %s\n%s\n' $name $B ${name#?} 'command_deadline = "2s"'
-done)
+$(for name in a1 a2 a3; do drive_table $name $A 'command_deadline = "2s"'; done)
+$(for name in b1 b2; do drive_table $name $B 'command_deadline = "2s"'; done)
 [[device]]
 name = "ram"
 type = "memory"
@@ -51,9 +28,9 @@ start
 connect
 
 say "copies that cannot use the memory of one drive"
-refused "are not on one drive" a2 b2 --drive-memory
-refused "has no controller memory buffer" ram a3 --drive-memory
-[ "$(last number)" = null ] || fail "a copy began"
+fails_with "are not on one drive" a2 b2 --drive-memory
+fails_with "has no controller memory buffer" ram a3 --drive-memory
+[ -z "$(copies)" ] || fail "a copy began"
 
 say "a copy through the drive's memory while the host writes and verifies"
 rm -f /tmp/enough

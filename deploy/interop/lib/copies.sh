@@ -1,0 +1,38 @@
+# Common part of the scenarios of `windlass copy`; sourced after drives.sh.
+# shellcheck shell=bash
+
+namespace_bytes=$((64 << 20))
+
+copy() { windlass copy --socket $control "$@"; }
+
+# copies: the copies in the status.
+copies() { windlass status --json --socket $control | jq -c '.copies[]'; }
+
+# last FIELD: that field of the last copy; nothing if there was none.
+last() { copies | tail -n 1 | jq -r ".$1"; }
+
+# fails_with TEXT COPY…: the copy does not begin or does not complete, and says this.
+fails_with() {
+  local text=$1 output
+  shift
+  echo "\$ windlass copy $*"
+  if output=$(copy "$@" 2>&1); then fail "it completed: $output"; fi
+  echo "$output"
+  grep -qF -- "$text" <<< "$output" || fail "it does not say: $text"
+}
+
+# await_disks: the kernel's driver has both drives.
+await_disks() {
+  local address
+  for address in $A $B; do
+    [ -e "/sys/bus/pci/devices/$address/driver" ] || echo $address > /sys/bus/pci/drivers_probe
+    eventually 20 disk_of $address 2
+  done
+}
+
+# drive_table NAME ADDRESS LINE…: the configuration of a namespace, whose name is a letter and its number.
+drive_table() {
+  printf '[[device]]\nname = "%s"\ntype = "nvme"\npci = "%s"\nnamespace = %s\n' "$1" "$2" "${1#?}"
+  shift 2
+  [ $# = 0 ] || printf '%s\n' "$@"
+}
