@@ -7,16 +7,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use files_client::{Answer, requests};
+use files_spec::Bitmap;
 use files_spec::attributes::{Attributes, number};
 use files_spec::operations::{CloseArgs, Operation, OperationResult, Outcome};
 use files_spec::types::{FileType, StateId};
 use files_spec::xdr::Opaque;
-use files_spec::{Bitmap, Status};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use super::connection::{FilesConnection, no_payload};
-use super::directory::{Directory, create_directory, name};
+use super::directory::{Directory, create_directory, name, succeeded};
 use super::{FilesError, FilesTarget, unique};
 use crate::load::phase::STALL_LIMIT;
 use crate::report::{Latency, Machine, histogram, nanos};
@@ -373,13 +373,7 @@ fn check(answer: Answer<'_>, work: Work) -> Result<(), FilesError> {
         Work::LookUpFile => ("LOOKUP", Some(FileType::REGULAR)),
         Work::LookUpDirectory => ("LOOKUP", Some(FileType::DIRECTORY)),
     };
-    if answer.status != Status::OK {
-        return Err(FilesError::Operation {
-            operation,
-            object: "a name of the run".to_owned(),
-            status: answer.status,
-        });
-    }
+    succeeded(answer.status, operation, "a name of the run")?;
     let Some(expected) = expected else {
         return Ok(());
     };

@@ -203,6 +203,20 @@ impl Pair {
             }
             None => sqe,
         };
+        self.submit_whole(index, queue, (request.tag, operation, bytes), data, sqe);
+        Ok(())
+    }
+
+    /// Submits the command of a whole request in a slot that was free.
+    #[inline(always)]
+    fn submit_whole(
+        &mut self,
+        index: u16,
+        queue: u8,
+        (tag, operation, bytes): (u64, Operation, u32),
+        data: Option<DmaLease<NvmeDma>>,
+        sqe: Sqe,
+    ) {
         let cid = self
             .table
             .identifiers
@@ -210,7 +224,7 @@ impl Pair {
         let slot = &mut self.table.slots[usize::from(index)];
         slot.cid = cid;
         slot.data = data;
-        slot.tag = request.tag;
+        slot.tag = tag;
         slot.bytes = bytes;
         slot.submitted = self.tick;
         slot.operation = operation;
@@ -218,7 +232,6 @@ impl Pair {
         slot.queue = queue;
         slot.overdue = false;
         self.write(sqe.with_cid(cid));
-        Ok(())
     }
 
     /// The device address of a lease.

@@ -7,7 +7,6 @@ use block::{DeviceError, Operation, Refusal, Request};
 use hugemem::DeviceLease;
 use nvme_spec::Sqe;
 
-use super::slot::SlotState;
 use super::{Gate, NamespaceLimits, Pair, zero_based};
 
 impl Pair {
@@ -49,21 +48,8 @@ impl Pair {
         let sqe = self
             .pointers
             .point(sqe, &self.memory, index, address, bytes as u64);
-        let cid = self
-            .table
-            .identifiers
-            .next(self.table.slots[usize::from(index)].cid);
-        let slot = &mut self.table.slots[usize::from(index)];
-        slot.cid = cid;
-        slot.data = None;
-        slot.tag = request.tag;
-        slot.bytes = bytes as u32;
-        slot.submitted = self.tick;
-        slot.operation = request.operation;
-        slot.state = SlotState::Whole;
-        slot.queue = queue;
-        slot.overdue = false;
-        self.write(sqe.with_cid(cid));
+        let whole = (request.tag, request.operation, bytes as u32);
+        self.submit_whole(index, queue, whole, None, sqe);
         Ok(())
     }
 }

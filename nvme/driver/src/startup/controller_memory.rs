@@ -45,14 +45,14 @@ impl Buffer {
         }
         let start = size.unit_bytes()?.checked_mul(u64::from(location.ofst()))?;
         let memory = backing.controller_memory(location.bir(), start, bytes)?;
+        let found = |address, memory| Self {
+            memory,
+            address,
+            holds_queues,
+            holds_data,
+        };
         if !cap.cmbs() {
-            let address = memory.bus_address();
-            return Some(Self {
-                memory,
-                address,
-                holds_queues,
-                holds_data,
-            });
+            return Some(found(memory.bus_address(), memory));
         }
         // The buffer needs an address that the controller uses for no other memory (Base 2.1
         // §3.1.4.16): the first aligned one after the arena.
@@ -66,12 +66,7 @@ impl Buffer {
             set(Cmbmsc::new());
             return None;
         }
-        Some(Self {
-            memory,
-            address,
-            holds_queues,
-            holds_data,
-        })
+        Some(found(address, memory))
     }
 
     /// Room for submission queues of `entries` entries for at most `reactors` reactors, if at least

@@ -278,24 +278,14 @@ impl Job {
         match (completion.result, done.step, completion.data) {
             (Err(error), ..) => self.piece_failed(&done, error, access),
             (Ok(()), CopyStep::Read, None) if in_device == Some(true) => {
-                if self.wants(done.block) {
-                    let range = (done.block, done.blocks);
-                    self.submit(index, CopyStep::Write, range, None, access);
-                } else {
-                    self.lose(done.block);
-                }
+                self.write_piece(index, &done, None, access);
             }
             // The device was reset, and its memory has lost the data.
             (Ok(()), CopyStep::Read, None) if in_device == Some(false) => {
                 self.piece_failed(&done, DeviceError::Interrupted, access);
             }
             (Ok(()), CopyStep::Read, Some(Data::Lease(lease))) => {
-                if self.wants(done.block) {
-                    let range = (done.block, done.blocks);
-                    self.submit(index, CopyStep::Write, range, Some(lease), access);
-                } else {
-                    self.lose(done.block);
-                }
+                self.write_piece(index, &done, Some(lease), access);
             }
             // Only a completion of an abandoned request has no data.
             (Ok(()), CopyStep::Read, _) => {
@@ -311,6 +301,22 @@ impl Job {
             self.device_leases[index] = None;
         }
         self.end_if_stopped(access);
+    }
+
+    /// Writes a piece that was read, if it is still wanted.
+    fn write_piece(
+        &mut self,
+        index: usize,
+        read: &InFlight,
+        data: Option<Lease>,
+        access: &Access<'_>,
+    ) {
+        if self.wants(read.block) {
+            let range = (read.block, read.blocks);
+            self.submit(index, CopyStep::Write, range, data, access);
+        } else {
+            self.lose(read.block);
+        }
     }
 
     /// Whether a piece that was read is written.
@@ -407,9 +413,9 @@ impl Job {
             }
         }
         let devices = 1 << self.plan.source | 1 << self.plan.destination;
-        let number = self.number;
-        let mut is_own = |tag: u64| tag >> PIECE_BITS == u64::from(number);
-        access.set.give_up(access.client, devices, &mut is_own);
+        access
+            .set
+            .give_up(access.client, devices, &mut self.is_own());
     }
 
     /// Cancels a request that the device has not taken. Returns whether it had not.
@@ -437,9 +443,7 @@ impl Job {
                     abandon_at: access.now + ABANDON_INTERVAL,
                 };
                 self.give_up(access);
-                let number = self.number;
-                let mut is_own = |tag: u64| tag >> PIECE_BITS == u64::from(number);
-                access.set.abandon(access.client, &mut is_own);
+                access.set.abandon(access.client, &mut self.is_own());
                 self.end_if_stopped(access);
             }
             Phase::Stopping { .. } | Phase::Ended => {}
@@ -519,6 +523,12 @@ impl Job {
         self.phase = Phase::Ended;
         self.progress
             .set_end(end, access.now.saturating_sub(self.began));
+    }
+
+    /// Whether a tag is that of one of its requests.
+    fn is_own(&self) -> impl FnMut(u64) -> bool + use<> {
+        let number = u64::from(self.number);
+        move |tag| tag >> PIECE_BITS == number
     }
 
     fn tag(&self, index: usize) -> u64 {
