@@ -6,6 +6,7 @@
 //! compared as a whole. Everything else overlaps.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 
 use files_spec::types::StateId;
 
@@ -486,15 +487,18 @@ impl Model {
         }
     }
 
-    /// What operations in doubt have written may be in their files.
+    /// What operations in doubt have written may be in their files, and what was executed at the
+    /// same time may have come after it.
     pub(super) fn apply_doubted_contents(&mut self) {
         // Twice, because the order of changes of the size is not known.
         for pending in self.in_doubt.iter().chain(&self.in_doubt) {
             if let (Some(file), Some(effect)) = (pending.file, &pending.effect)
                 && let Some(content) = self.objects[file].file_mut()
             {
-                content.now.may_change(effect);
-                content.durable.may_change(effect);
+                for effect in iter::once(effect).chain(&pending.concurrent) {
+                    content.now.may_change(effect);
+                    content.durable.may_change(effect);
+                }
             }
         }
     }
