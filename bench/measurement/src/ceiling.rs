@@ -14,9 +14,11 @@ mod busy_time;
 mod copies;
 mod ends;
 mod passes;
+mod sealed;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -78,6 +80,13 @@ impl DataMemory {
         self.0.len() as u64
     }
 
+    /// All of it, to send from. One borrow for a whole run, so that the loop costs no more than its
+    /// sockets.
+    fn borrow_all(&self) -> impl Deref<Target = [u8]> {
+        let borrow = self.0.handle().try_borrow_read(0, self.0.len());
+        borrow.expect("the store is ours, and nobody writes to it")
+    }
+
     /// The size of its pages in bytes.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
@@ -127,6 +136,8 @@ pub struct CeilingOptions {
     pub exchange: Exchange,
     /// The location of the target's data.
     pub answers: DataLocation,
+    /// Whether both ends seal what they send in TLS records. Only reads.
+    pub sealed: bool,
     /// Connections, all driven by the same two threads.
     pub connections: usize,
     /// Requests in flight on each connection.
@@ -198,6 +209,9 @@ pub enum CeilingError {
         format_size(*.0 as u64), format_size(DATA_MAX_BYTES as u64)
     )]
     Data(usize),
+    /// Writes in TLS records.
+    #[error("only reads are measured in TLS records: where a target places the data is its own")]
+    SealedWrite,
     /// Too little memory for one block.
     #[error(
         "a memory of {bytes} bytes has not enough blocks to move: give it {} at least",
@@ -237,6 +251,9 @@ pub fn measure_tcp(options: &CeilingOptions) -> Result<CeilingMeasurement, Ceili
     }
     if !(1..=DATA_MAX_BYTES).contains(&options.exchange.data_bytes) {
         return Err(CeilingError::Data(options.exchange.data_bytes));
+    }
+    if options.sealed && options.exchange.write {
+        return Err(CeilingError::SealedWrite);
     }
     let pairs = (0..options.connections.max(1)).map(|_| socket_pair());
     let (clients, servers): (Vec<_>, Vec<_>) =

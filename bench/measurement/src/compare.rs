@@ -290,6 +290,7 @@ fn measure_ceiling(
     let measured = measure_tcp(&CeilingOptions {
         exchange: Exchange::READ_4K,
         answers,
+        sealed: false,
         connections: 1,
         window: depth,
         server_core: Some(options.target_core),

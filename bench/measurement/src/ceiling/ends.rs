@@ -20,6 +20,7 @@ use super::{
 };
 use crate::ceiling::busy_time::BusyTime;
 use crate::ceiling::passes::Passes;
+use crate::ceiling::sealed;
 use bench::random::Random;
 use bench::report::{Latency, histogram, nanos};
 
@@ -108,7 +109,12 @@ pub(super) struct Progress {
 
 impl Progress {
     /// Advances by `bytes`; calls `complete` with the position of each completed message.
-    fn advance(&mut self, cycle: &[Message], bytes: usize, mut complete: impl FnMut(usize)) {
+    pub(super) fn advance(
+        &mut self,
+        cycle: &[Message],
+        bytes: usize,
+        mut complete: impl FnMut(usize),
+    ) {
         self.have += bytes;
         while self.have >= cycle[self.at].bytes() {
             self.have -= cycle[self.at].bytes();
@@ -134,13 +140,13 @@ fn received(result: Result<usize, Errno>) -> io::Result<usize> {
 }
 
 /// Receives what is available; 0 if there is nothing.
-fn receive(socket: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+pub(super) fn receive(socket: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     received(rustix::net::recv(socket, &mut *buffer, RecvFlags::DONTWAIT).map(|(_, bytes)| bytes))
 }
 
 /// Sends as much of `owed` bytes as the socket takes, whatever their content; 0 if it takes
 /// nothing.
-fn send(socket: &TcpStream, bytes: &[u8], owed: usize) -> io::Result<usize> {
+pub(super) fn send(socket: &TcpStream, bytes: &[u8], owed: usize) -> io::Result<usize> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     moved(rustix::net::send(
         socket,
@@ -168,6 +174,9 @@ pub(super) fn respond(
 ) -> Result<f64, CeilingError> {
     let cycle = Cycle::of(options.exchange, options.window);
     let passes = Passes::begin(sockets, options.responder_percent.is_some(), stop);
+    if options.sealed {
+        return sealed::respond(sockets, &cycle, &options.answers, passes);
+    }
     match &options.answers {
         DataLocation::Memory(memory) if options.exchange.write => {
             receive_into_memory(sockets, &cycle, options.exchange, memory, passes)
@@ -191,9 +200,7 @@ pub(super) fn respond_from_memory(
 ) -> Result<f64, CeilingError> {
     let mut requests = vec![0_u8; RECEIVE_BYTES];
     let header = [0x5a_u8; HEADER_BYTES];
-    // One borrow for the whole run, so that the loop costs no more than its sockets.
-    let borrow = memory.0.handle().try_borrow_read(0, memory.0.len());
-    let borrow = borrow.expect("the store is ours, and nobody writes to it");
+    let borrow = memory.borrow_all();
     let block_bytes = cycle.target_messages[0].data;
     let blocks: Vec<&[u8]> = borrow.chunks_exact(block_bytes).collect();
     if blocks.is_empty() {
@@ -445,6 +452,9 @@ pub(super) fn run_requester(
     sockets: &[TcpStream],
     options: &CeilingOptions,
 ) -> Result<CeilingMeasurement, CeilingError> {
+    if options.sealed {
+        return sealed::request(sockets, options);
+    }
     let cycle = Cycle::of(options.exchange, options.window);
     let mut responses = vec![0_u8; RECEIVE_BYTES];
     let first = options.window * cycle.host_messages[0].bytes();
@@ -494,7 +504,7 @@ pub(super) fn run_requester(
 }
 
 /// The host's counters and times.
-struct Counting<'a> {
+pub(super) struct Counting<'a> {
     options: &'a CeilingOptions,
     histogram: hdrhistogram::Histogram<u64>,
     one_at_a_time: bool,
@@ -506,7 +516,7 @@ struct Counting<'a> {
 }
 
 impl<'a> Counting<'a> {
-    fn new(options: &'a CeilingOptions, one_at_a_time: bool) -> Self {
+    pub(super) fn new(options: &'a CeilingOptions, one_at_a_time: bool) -> Self {
         let now = Instant::now();
         Self {
             options,
@@ -520,13 +530,13 @@ impl<'a> Counting<'a> {
         }
     }
 
-    fn sent(&mut self) {
+    pub(super) fn sent(&mut self) {
         if self.one_at_a_time {
             self.asked_at = Instant::now();
         }
     }
 
-    fn completed(&mut self) {
+    pub(super) fn completed(&mut self) {
         self.counted += 1;
         if self.one_at_a_time && self.counting_from.is_some() {
             let taken = nanos(self.asked_at.elapsed());
@@ -535,7 +545,7 @@ impl<'a> Counting<'a> {
     }
 
     /// Reads the clock at intervals. Returns the result when the time is over.
-    fn tick(&mut self) -> Option<CeilingMeasurement> {
+    pub(super) fn tick(&mut self) -> Option<CeilingMeasurement> {
         self.polls += 1;
         if self.polls < 64 {
             return None;

@@ -12,6 +12,7 @@ fn short(window: usize, answers: DataLocation) -> CeilingOptions {
     CeilingOptions {
         exchange: Exchange::READ_4K,
         answers,
+        sealed: false,
         connections: 1,
         window,
         server_core: None,
@@ -178,6 +179,50 @@ fn every_pattern_completes_over_one_and_several_connections() {
             }
         }
     }
+}
+
+#[test]
+fn sealed_pairs_complete_reads_and_refuse_writes() {
+    for (window, data_bytes, answers) in [
+        (1, DATA_BYTES, DataLocation::HotBuffer),
+        (WINDOW_MAX, DATA_BYTES, memory()),
+        (8, 128 << 10, memory()),
+    ] {
+        let options = CeilingOptions {
+            exchange: Exchange {
+                write: false,
+                data_bytes,
+            },
+            sealed: true,
+            connections: 2,
+            ..short(window, answers)
+        };
+        assert!(is_completed(&options), "{window} of {data_bytes}");
+    }
+    let write = Exchange {
+        write: true,
+        ..Exchange::READ_4K
+    };
+    let options = CeilingOptions {
+        exchange: write,
+        sealed: true,
+        ..short(1, DataLocation::HotBuffer)
+    };
+    let error = measure_tcp(&options).expect_err("refused");
+    assert!(matches!(error, CeilingError::SealedWrite));
+    let options = CeilingOptions {
+        exchange: Exchange {
+            write: false,
+            data_bytes: DATA_MAX_BYTES,
+        },
+        sealed: true,
+        ..short(
+            1,
+            DataLocation::Memory(DataMemory::take(4096).expect("one page")),
+        )
+    };
+    let error = measure_tcp(&options).expect_err("too small");
+    assert!(error.to_string().contains("4096 bytes"), "{error}");
 }
 
 #[test]

@@ -66,6 +66,9 @@ pub(crate) struct CeilingArgs {
     /// Over TCP, core of the requesting thread; default 1
     #[arg(long, value_name = "CORE")]
     host_core: Option<usize>,
+    /// Over TCP, seal what both ends send in TLS records; only reads
+    #[arg(long)]
+    sealed: bool,
     /// Over RDMA, an address of an RDMA device of this machine
     #[arg(long, value_name = "IP", required_if_eq("transport", "rdma"))]
     address: Option<IpAddr>,
@@ -147,6 +150,7 @@ fn row_of_tcp(
     let measured = measure_tcp(&CeilingOptions {
         exchange,
         answers,
+        sealed: args.sealed,
         connections: 1,
         window,
         server_core: Some(args.target_core.unwrap_or(CORES.0)),
@@ -168,11 +172,13 @@ fn row_of_tcp(
 fn over_rdma(args: &CeilingArgs) -> Result<PairReport, Failure> {
     let of_tcp = [
         ("--memory", args.memory.is_some()),
+        ("--sealed", args.sealed),
         ("--target-core", args.target_core.is_some()),
         ("--host-core", args.host_core.is_some()),
     ];
     if let Some((name, _)) = of_tcp.into_iter().find(|(_, given)| *given) {
-        let why = "bare verbs have memory for their slots, and threads that are not pinned";
+        let why =
+            "bare verbs have memory for their slots, no records, and threads that are not pinned";
         return Err(format!("{name} is for tcp alone: {why}").into());
     }
     let address = args.address.ok_or("name the RDMA device by --address")?;
@@ -269,6 +275,11 @@ mod tests {
             (
                 "rdma --address 127.0.0.1 --memory 1M",
                 "--memory is for tcp alone",
+            ),
+            ("tcp --sealed --write", "only reads are measured"),
+            (
+                "rdma --address 127.0.0.1 --sealed",
+                "--sealed is for tcp alone",
             ),
             (
                 "rdma --address 127.0.0.1 --host-core 1",

@@ -346,18 +346,33 @@ impl Suite<'_> {
         answers: DataLocation,
         responder_percent: Option<u32>,
     ) -> Result<CeilingMeasurement, CompareError> {
-        let common = &self.options.common;
         Ok(measure_tcp(&CeilingOptions {
-            exchange: row.exchange(),
-            answers,
             connections: usize::from(row.connections),
-            window: usize::from(row.depth),
             responder_percent,
+            ..self.pair_options(row.exchange(), answers, row.depth)
+        })?)
+    }
+
+    /// A pair with one connection on the cores of target and host.
+    fn pair_options(
+        &self,
+        exchange: Exchange,
+        answers: DataLocation,
+        depth: u16,
+    ) -> CeilingOptions {
+        let common = &self.options.common;
+        CeilingOptions {
+            exchange,
+            answers,
+            sealed: false,
+            connections: 1,
+            window: usize::from(depth),
+            responder_percent: None,
             server_core: Some(common.target_core),
             client_core: Some(common.host_core),
             warm_up: common.warm_up,
             duration: common.duration,
-        })?)
+        }
     }
 
     /// Measures both pairs.

@@ -1,12 +1,14 @@
 //! What security costs: our target over TLS, beside itself without, in one run.
 //!
 //! Both ends protect their connections with our own records. The host has a core of its own, so a
-//! ratio is that of the slower end.
+//! ratio is that of the slower end. Reads are also compared with bare pairs: with one that seals and
+//! opens the same bytes, and, to show what that costs, with one that does not.
 
-use super::{Suite, in_turn};
+use super::{SAME_MEMORY, Suite, in_turn, of_pair};
+use crate::ceiling::{CeilingOptions, DataLocation, Exchange, measure_tcp};
 use crate::compare::target::{Target, TargetOptions};
 use crate::compare::{CompareError, Load, READ_BYTES, measure_target};
-use crate::report::suite::{Goal, Unit};
+use crate::report::suite::{Goal, Sample, Unit};
 
 /// A row of requests per second.
 struct Row {
@@ -59,6 +61,10 @@ const LATENCY: &str = "tls-latency";
 /// The same target without TLS.
 const WITHOUT: &str = "without TLS";
 
+/// A bare pair that seals and opens the same bytes, and the goal of the ratio to it.
+const SEALED_PAIR: &str = "sealing pair, same memory";
+const SEALED_PAIR_GOAL: f64 = 0.9;
+
 /// The names of the rows in order.
 pub(crate) fn row_names() -> impl Iterator<Item = &'static str> {
     ROWS.iter().map(|row| row.name).chain([LATENCY])
@@ -100,14 +106,33 @@ impl Suite<'_> {
             || self.requests(&target, &load(false)),
         )?;
         let goal = row.goal.map(Goal::AtLeast);
-        self.figures.add(
-            row.name,
-            row.what,
-            Unit::RequestsPerSecond,
-            with,
-            &[(WITHOUT, without, goal)],
-        );
+        let mut against = vec![(WITHOUT, without, goal)];
+        if !row.write {
+            let (sealed, bare) = in_turn(
+                swapped,
+                || self.pair_with_tls(row, true),
+                || self.pair_with_tls(row, false),
+            )?;
+            let goal = Some(Goal::AtLeast(SEALED_PAIR_GOAL));
+            against.extend([(SEALED_PAIR, sealed, goal), (SAME_MEMORY, bare, None)]);
+        }
+        let unit = Unit::RequestsPerSecond;
+        self.figures.add(row.name, row.what, unit, with, &against);
         Ok(())
+    }
+
+    /// The bare pair, with or without records.
+    fn pair_with_tls(&self, row: &Row, sealed: bool) -> Result<Sample, CompareError> {
+        let exchange = Exchange {
+            write: row.write,
+            data_bytes: row.bytes as usize,
+        };
+        let memory = DataLocation::Memory(self.memory.clone());
+        let measured = measure_tcp(&CeilingOptions {
+            sealed,
+            ..self.pair_options(exchange, memory, row.depth)
+        })?;
+        Ok(of_pair(&measured))
     }
 
     fn latency_over_tls(&mut self, swapped: bool) -> Result<(), CompareError> {
