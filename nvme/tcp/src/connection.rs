@@ -402,7 +402,7 @@ impl<S: ByteStream> Connection<S> {
             let room = first(self.receiver.room(), room_bytes);
             let (lease_bytes, offered) = (lease.len(), lease.len() + room.len());
             let mut buffers = [IoSliceMut::new(lease), IoSliceMut::new(room)];
-            let outcome = self.stream.receive(&mut buffers);
+            let outcome = self.stream.receive_into_private(&mut buffers);
             if let Transferred::Bytes(bytes) = outcome {
                 self.data_at = cx.now;
                 let placed = bytes.min(lease_bytes);
@@ -415,7 +415,8 @@ impl<S: ByteStream> Connection<S> {
         }
         let room = first(self.receiver.room(), room_bytes);
         let offered = room.len();
-        let outcome = self.stream.receive(&mut [IoSliceMut::new(room)]);
+        let mut buffers = [IoSliceMut::new(room)];
+        let outcome = self.stream.receive_into_private(&mut buffers);
         if let Transferred::Bytes(bytes) = outcome {
             self.receiver.filled(bytes);
         }

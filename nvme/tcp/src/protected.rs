@@ -77,12 +77,15 @@ impl<S: ByteStream> Protected<S> {
         self.channel.seal(&mut Unsealed::new(&[]));
         let _ = self.send_sealed();
     }
-}
 
-impl<S: ByteStream> ByteStream for Protected<S> {
-    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {
+    /// Receives until `take` takes something from the channel.
+    fn receive_by(
+        &mut self,
+        buffers: &mut [IoSliceMut<'_>],
+        take: impl Fn(&mut Channel, &mut [IoSliceMut<'_>]) -> Taken,
+    ) -> Transferred {
         for _ in 0..RECEIVES_MAX {
-            let taken = self.channel.take(buffers);
+            let taken = take(&mut self.channel, buffers);
             if self.channel.owes_update() {
                 self.send_update();
             }
@@ -102,11 +105,21 @@ impl<S: ByteStream> ByteStream for Protected<S> {
                 other => return other,
             }
         }
-        match self.channel.take(buffers) {
+        match take(&mut self.channel, buffers) {
             Taken::Bytes(bytes) => Transferred::Bytes(bytes),
             // What else there is, the next receive returns.
             Taken::Nothing | Taken::Closed | Taken::Failed(_) => Transferred::WouldBlock,
         }
+    }
+}
+
+impl<S: ByteStream> ByteStream for Protected<S> {
+    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {
+        self.receive_by(buffers, Channel::take)
+    }
+
+    fn receive_into_private(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {
+        self.receive_by(buffers, Channel::take_into_private)
     }
 
     fn available(&mut self) -> usize {

@@ -89,6 +89,15 @@ impl ByteStream for SocketStream {
     }
 
     #[inline(always)]
+    fn receive_into_private(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {
+        match self {
+            Self::Plain(socket) => socket.receive(buffers),
+            Self::Protected(stream) => protected::receive_into_private(stream, buffers),
+            Self::KernelProtected(stream) => protected::receive(&mut **stream, buffers),
+        }
+    }
+
+    #[inline(always)]
     fn available(&mut self) -> usize {
         match self {
             Self::Plain(socket) => socket.available(),
@@ -195,6 +204,14 @@ mod protected {
         buffers: &mut [IoSliceMut<'_>],
     ) -> Transferred {
         stream.receive(buffers)
+    }
+
+    #[inline(never)]
+    pub(super) fn receive_into_private(
+        stream: &mut impl ByteStream,
+        buffers: &mut [IoSliceMut<'_>],
+    ) -> Transferred {
+        stream.receive_into_private(buffers)
     }
 
     #[inline(never)]

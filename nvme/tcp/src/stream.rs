@@ -36,6 +36,12 @@ pub trait ByteStream {
     /// Receives into `buffers` in order. Their total size is at least one byte.
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred;
 
+    /// Like [`receive`](Self::receive), into buffers that nobody else reads: bytes behind the received
+    /// ones may be overwritten.
+    fn receive_into_private(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {
+        self.receive(buffers)
+    }
+
     /// Bytes that are available: the next receive into buffers of at least one byte succeeds and
     /// returns as many of these as the buffers hold. 0 if the stream cannot guarantee that.
     fn available(&mut self) -> usize {

@@ -3,7 +3,8 @@
 //!
 //! Data to send is sealed into the send buffer when that is empty, as many records as it holds.
 //! Received records are opened in place in the receive buffer, and their content is copied to its
-//! destination only after its tag was verified: the destination may be a device.
+//! destination after its tag was verified, if the destination is a device. Into a buffer that nobody
+//! else reads, a record is opened directly.
 
 use std::fmt;
 use std::io::IoSliceMut;
@@ -246,14 +247,36 @@ impl Channel {
     }
 
     /// Opens received records and moves their data into `buffers`, until these are full or no
-    /// complete record is left.
+    /// complete record is left. The buffers receive verified data only.
     pub fn take(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Taken {
+        self.fill(buffers, |_, _| None)
+    }
+
+    /// Like [`take`](Self::take), into buffers that nobody else reads: records are opened directly
+    /// into them where they have room. Bytes behind the taken ones may be overwritten, also with data
+    /// that turned out to be forged.
+    pub fn take_into_private(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Taken {
+        self.fill(buffers, Self::open_into)
+    }
+
+    /// Takes data: that of records which `open_into` opens there, and of others from where they are.
+    fn fill(
+        &mut self,
+        buffers: &mut [IoSliceMut<'_>],
+        open_into: impl Fn(&mut Self, &mut [u8]) -> Option<usize>,
+    ) -> Taken {
         let mut taken = 0;
         for buffer in buffers {
             let mut filled = 0;
             while filled < buffer.len() {
-                if self.opened.is_empty() && !self.open_data() {
-                    return self.taken(taken + filled);
+                if self.opened.is_empty() {
+                    if let Some(bytes) = open_into(self, &mut buffer[filled..]) {
+                        filled += bytes;
+                        continue;
+                    }
+                    if !self.open_data() {
+                        return self.taken(taken + filled);
+                    }
                 }
                 let first = &mut self.opened[0];
                 let bytes = first.len().min(buffer.len() - filled);
@@ -298,13 +321,47 @@ impl Channel {
             match opened {
                 Ok(()) if self.opened.len() == before => {}
                 Ok(()) => return true,
-                Err(alert) => {
-                    self.receiving = Receiving::Failed(Failure::Violation(alert));
-                    self.send_alert(alert);
-                }
+                Err(alert) => self.fail(alert),
             }
         }
         false
+    }
+
+    /// Opens the next record into `destination`. Returns the bytes of its data; `None` if there is no
+    /// complete record, or no room for it.
+    fn open_into(&mut self, destination: &mut [u8]) -> Option<usize> {
+        let Ok(Some(end)) = self.next_record() else {
+            return None;
+        };
+        if self.receiving != Receiving::Open {
+            return None;
+        }
+        let opened = self
+            .opener
+            .open_into(&self.received[self.unopened.start..end], destination);
+        let (kind, bytes) = match opened {
+            Ok(opened) => opened?,
+            Err(alert) => {
+                self.fail(alert);
+                return None;
+            }
+        };
+        self.unopened.start = end;
+        let accepted = match kind {
+            ContentType::ApplicationData => self.check_place_of_data().map(|()| bytes),
+            _ => self
+                .controls
+                .read(kind, &destination[..bytes])
+                .map(|control| self.carry_out(control))
+                .map(|()| 0),
+        };
+        match accepted {
+            Ok(bytes) => Some(bytes),
+            Err(alert) => {
+                self.fail(alert);
+                None
+            }
+        }
     }
 
     /// Opens the record that ends at `end`, and carries out what it says.
@@ -314,15 +371,29 @@ impl Channel {
         let (kind, content) = self.opener.open(&mut self.received[start..end])?;
         let content = start + content.start..start + content.end;
         if kind == ContentType::ApplicationData {
-            if self.controls.is_within_message() {
-                return Err(Alert::UNEXPECTED_MESSAGE);
-            }
+            self.check_place_of_data()?;
             if !content.is_empty() {
                 self.opened.push(content);
             }
             return Ok(());
         }
-        match self.controls.read(kind, &self.received[content])? {
+        let control = self.controls.read(kind, &self.received[content])?;
+        self.carry_out(control);
+        Ok(())
+    }
+
+    /// # Errors
+    ///
+    /// Data interrupts a message (RFC 8446 §5.1).
+    fn check_place_of_data(&self) -> Result<(), Alert> {
+        match self.controls.is_within_message() {
+            true => Err(Alert::UNEXPECTED_MESSAGE),
+            false => Ok(()),
+        }
+    }
+
+    fn carry_out(&mut self, control: Control) {
+        match control {
             Control::Nothing => {}
             Control::KeyUpdate { requested } => {
                 self.opener.update();
@@ -334,7 +405,12 @@ impl Channel {
                 self.receiving = Receiving::Failed(Failure::Reported(alert));
             }
         }
-        Ok(())
+    }
+
+    /// The peer has sent something invalid.
+    fn fail(&mut self, alert: Alert) {
+        self.receiving = Receiving::Failed(Failure::Violation(alert));
+        self.send_alert(alert);
     }
 }
 

@@ -176,7 +176,7 @@ fn send_all(socket: &mut Socket, mut bytes: &[u8], deadline: &Deadline) -> Resul
 impl ByteStream for ProtectedSocket {
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> StreamResult {
         for _ in 0..RECEIVES_MAX {
-            let taken = self.channel.take(buffers);
+            let taken = self.channel.take_into_private(buffers);
             if self.channel.owes_update() {
                 self.channel.seal(&mut Unsealed::new(&[]));
             }
@@ -194,7 +194,7 @@ impl ByteStream for ProtectedSocket {
                 other => return other,
             }
         }
-        match self.channel.take(buffers) {
+        match self.channel.take_into_private(buffers) {
             Taken::Bytes(bytes) => StreamResult::Bytes(bytes),
             // The next receive returns the rest.
             Taken::Nothing | Taken::Closed | Taken::Failed(_) => StreamResult::Nothing,

@@ -34,7 +34,7 @@ pub enum StreamResult {
 
 /// A bidirectional stream of bytes that never blocks.
 pub trait ByteStream: Debug {
-    /// Receives bytes into `buffers`, in order.
+    /// Receives bytes into `buffers`, in order. What is behind them may be overwritten.
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> StreamResult;
 
     /// Sends bytes of `buffers`, in order.

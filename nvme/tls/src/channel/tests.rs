@@ -315,6 +315,128 @@ fn a_whole_capsule_is_opened_ahead() {
     }
 }
 
+/// A record is opened directly if its type has room behind its content, which the next data
+/// overwrites.
+#[test]
+fn records_are_opened_into_private_buffers_that_have_room() {
+    let (mut target, mut host) = pair();
+    for room in [1000, 1001, 1002] {
+        seal(&mut target, &[7; 1000]);
+        target.push(ContentType::ApplicationData, &[8; 10]);
+        deliver(&mut target, &mut host);
+        let mut buffer = vec![0xee; room];
+        let taken = host.take_into_private(&mut [IoSliceMut::new(&mut buffer)]);
+        let rest = room - 1000;
+        assert_eq!(taken, Taken::Bytes(room));
+        assert_eq!(buffer, [vec![7; 1000], vec![8; rest]].concat());
+        assert_eq!(take(&mut host), (vec![8; 10 - rest], Taken::Nothing));
+    }
+}
+
+#[test]
+fn forged_data_in_a_private_buffer_is_not_taken() {
+    let (mut target, mut host) = pair();
+    seal(&mut target, &[1; 100]);
+    target.push(ContentType::ApplicationData, &[2; 100]);
+    let mut stream = target.unsent().to_vec();
+    *stream.last_mut().expect("records") ^= 1;
+    give(&mut host, &stream);
+    let mut buffer = [0; 1000];
+    let violation = Taken::Failed(Failure::Violation(Alert::BAD_RECORD_MAC));
+    let mut take = || host.take_into_private(&mut [IoSliceMut::new(&mut buffer)]);
+    assert_eq!(
+        (take(), take(), take()),
+        (Taken::Bytes(100), violation, violation)
+    );
+    assert_eq!(buffer[..100], [1; 100]);
+    assert!(!buffer.contains(&2), "what is forged does not remain");
+    assert!(!host.unsent().is_empty(), "the alert");
+}
+
+/// What a target sends.
+#[derive(Clone, Debug, PartialEq)]
+enum Step {
+    Data(usize),
+    Update,
+    HalfMessage,
+    Alert(Alert),
+    Damaged,
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => (0..3000_usize).prop_map(Step::Data),
+        3 => Just(Step::Update),
+        1 => Just(Step::HalfMessage),
+        1 => prop::sample::select(vec![
+            Alert::CLOSE_NOTIFY,
+            Alert::USER_CANCELED,
+            Alert::INTERNAL_ERROR,
+        ]).prop_map(Step::Alert),
+        1 => Just(Step::Damaged),
+    ]
+}
+
+fn stream_of(steps: &[Step]) -> Vec<u8> {
+    let (mut target, _) = pair();
+    let mut stream = Vec::new();
+    for step in steps {
+        let before = stream.len();
+        match step {
+            Step::Data(bytes) => seal(&mut target, &vec![*bytes as u8 | 1; *bytes]),
+            Step::Update => {
+                target.push(ContentType::Handshake, &key_update(true));
+                target.sealer.update();
+            }
+            Step::HalfMessage => target.push(ContentType::Handshake, &key_update(false)[..2]),
+            Step::Alert(alert) => target.push(ContentType::Alert, &alert.message()),
+            Step::Damaged => seal(&mut target, b"damaged"),
+        }
+        stream.extend_from_slice(target.unsent());
+        target.unsent = 0..0;
+        if *step == Step::Damaged {
+            stream[before + HEADER_BYTES] ^= 1;
+        }
+    }
+    stream
+}
+
+proptest! {
+    /// Records of all kinds, in any pieces, and buffers of any size: the same data and the same end,
+    /// wherever records are opened.
+    #[test]
+    fn private_buffers_receive_what_others_receive(
+        steps in prop::collection::vec(any_step(), 1..12),
+        piece in 1..5000_usize,
+        buffer in 1..4000_usize,
+    ) {
+        let ways: [fn(&mut Channel, &mut [IoSliceMut<'_>]) -> Taken; 2] =
+            [Channel::take, Channel::take_into_private];
+        let mut results = ways.map(|way| (way, pair().1, Vec::new(), Taken::Nothing));
+        for bytes in stream_of(&steps).chunks(piece) {
+            for (way, host, data, end) in &mut results {
+                give(host, bytes);
+                loop {
+                    let mut buffer = vec![0; buffer];
+                    match way(host, &mut [IoSliceMut::new(&mut buffer)]) {
+                        Taken::Bytes(taken) => data.extend_from_slice(&buffer[..taken]),
+                        other => break *end = other,
+                    }
+                }
+            }
+            if results[0].3 != Taken::Nothing {
+                break;
+            }
+        }
+        let [(_, in_place, data, end), (_, private, private_data, private_end)] = &results;
+        prop_assert_eq!(data, private_data);
+        prop_assert_eq!(end, private_end);
+        prop_assert_eq!(in_place.updates, private.updates);
+        prop_assert_eq!(in_place.owes_update, private.owes_update);
+        prop_assert_eq!(in_place.unsent(), private.unsent(), "the alert");
+    }
+}
+
 proptest! {
     /// Any bytes, in any pieces, beside valid records: no panic, and only data that was sealed.
     #[test]
@@ -323,6 +445,7 @@ proptest! {
         damage in prop::option::of((any::<prop::sample::Index>(), 1..=255_u8)),
         pieces in prop::collection::vec(1..5000_usize, 1..5),
         buffer in 1..4000_usize,
+        private: bool,
     ) {
         let (mut target, mut host) = pair();
         let (mut plain, mut stream) = (Vec::new(), Vec::new());
@@ -346,7 +469,11 @@ proptest! {
                 let mut bytes = vec![0; buffer];
                 let (first, second) = bytes.split_at_mut(buffer / 3);
                 let mut buffers = [IoSliceMut::new(first), IoSliceMut::new(second)];
-                match host.take(&mut buffers) {
+                let taken = match private {
+                    true => host.take_into_private(&mut buffers),
+                    false => host.take(&mut buffers),
+                };
+                match taken {
                     Taken::Bytes(taken) => received.extend_from_slice(&bytes[..taken]),
                     Taken::Failed(found) => { failure = Some(found); break }
                     Taken::Nothing | Taken::Closed => break,

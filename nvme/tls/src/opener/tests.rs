@@ -22,9 +22,34 @@ fn record_of(inner: &[u8], sequence: u64) -> Vec<u8> {
     [&header[..], &body].concat()
 }
 
+/// Opens a record in place and elsewhere, with the same result.
 fn open(record: &mut [u8]) -> Result<(ContentType, Vec<u8>), Alert> {
-    let (kind, content) = Opener::new(secret(SUITE)).open(record)?;
-    Ok((kind, record[content].to_vec()))
+    let mut elsewhere = vec![0xee; record.len()];
+    let opened = Opener::new(secret(SUITE)).open_into(record, &mut elsewhere);
+    let opened = opened.map(|opened| {
+        let (kind, bytes) = opened.expect("there is room");
+        (kind, elsewhere[..bytes].to_vec())
+    });
+    let in_place = Opener::new(secret(SUITE)).open(record);
+    let in_place = in_place.map(|(kind, content)| (kind, record[content].to_vec()));
+    assert_eq!(opened, in_place);
+    opened
+}
+
+#[test]
+fn a_record_without_room_is_not_opened() {
+    let record = record_of(b"data\x17\0\0", 0);
+    let mut opener = Opener::new(secret(SUITE));
+    for room in 0..7 {
+        let mut destination = vec![0xee; room];
+        assert_eq!(opener.open_into(&record, &mut destination), Ok(None));
+        assert_eq!(destination, vec![0xee; room]);
+    }
+    assert_eq!(opener.sequence(), 0);
+    let mut destination = [0xee; 8];
+    let opened = opener.open_into(&record, &mut destination);
+    assert_eq!(opened, Ok(Some((ContentType::ApplicationData, 4))));
+    assert_eq!((&destination[..4], destination[7]), (&b"data"[..], 0xee));
 }
 
 #[test]
