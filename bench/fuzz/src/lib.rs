@@ -29,6 +29,7 @@ mod memory;
 mod nfs_client;
 #[expect(dead_code, reason = "the tests of the server use all of it")]
 mod nfs_harness;
+mod nfs_rdma;
 mod nfs_rpc;
 mod nfs_server;
 mod pages;
@@ -57,7 +58,7 @@ pub struct Target {
 }
 
 /// Every target of this crate.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 18] = [
     Target {
         name: "tcp-target",
         run: tcp_target::run,
@@ -109,6 +110,10 @@ pub const TARGETS: [Target; 17] = [
     Target {
         name: "nfs-rpc",
         run: nfs_rpc::run,
+    },
+    Target {
+        name: "nfs-rdma",
+        run: nfs_rdma::run,
     },
     Target {
         name: "nfs-client",

@@ -65,6 +65,7 @@ replays! {
     first_messages_of_tls: "tls-hello",
     records_of_tls: "tls-records",
     records_of_nfs: "nfs-rpc",
+    headers_of_nfs_over_rdma: "nfs-rdma",
     clients_of_files: "nfs-server",
     servers_of_our_client_of_files: "nfs-client",
     configurations: "config",

@@ -20,7 +20,7 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
 
 /// All fuzz targets; a test compares them with those of bench/fuzz.
-pub(crate) const TARGETS: [&str; 17] = [
+pub(crate) const TARGETS: [&str; 18] = [
     "tcp-target",
     "tcp-host",
     "rdma-target",
@@ -34,6 +34,7 @@ pub(crate) const TARGETS: [&str; 17] = [
     "tls-hello",
     "tls-records",
     "nfs-rpc",
+    "nfs-rdma",
     "nfs-server",
     "nfs-client",
     "config",

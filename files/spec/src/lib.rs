@@ -1,5 +1,6 @@
 //! The wire format of NFS versions 4.1 and 4.2 for servers and clients: XDR (RFC 4506), ONC RPC
-//! (RFC 5531), and the operations, attributes and callbacks of RFC 8881, RFC 7862 and RFC 8276.
+//! (RFC 5531) on streams and over RDMA (RFC 8166), and the operations, attributes and callbacks of
+//! RFC 8881, RFC 7862 and RFC 8276.
 //!
 //! Owns layouts, code values, limits of lengths, and the error of each malformed item. Contains no
 //! behaviour of a server or client, performs no I/O, does not allocate, and does not panic on bytes
@@ -27,6 +28,7 @@ pub mod compound;
 pub mod limits;
 pub mod name;
 pub mod operations;
+pub mod rdma;
 pub mod readdir;
 pub mod rpc;
 pub mod status;

@@ -16,10 +16,11 @@ pub struct Document {
 }
 
 /// Every cited document.
-pub const DOCUMENTS: [Document; 28] = [
+pub const DOCUMENTS: [Document; 31] = [
     BASE, NVM, PCIE, RDMA, TCP, PCI, INFINIBAND, IEEE_802, WEBDRIVER, RFC_1034, RFC_3385, RFC_3720,
     RFC_4506, RFC_5040, RFC_5531, RFC_5662, RFC_5737, RFC_6750, RFC_7862, RFC_7863, RFC_7919,
-    RFC_8275, RFC_8276, RFC_8446, RFC_8448, RFC_8881, RFC_9289, RFC_9562,
+    RFC_8166, RFC_8267, RFC_8275, RFC_8276, RFC_8446, RFC_8448, RFC_8797, RFC_8881, RFC_9289,
+    RFC_9562,
 ];
 
 const BASE: Document = Document {
@@ -471,6 +472,27 @@ const RFC_7919: Document = Document {
     sections: &[],
 };
 
+const RFC_8166: Document = Document {
+    name: "RFC 8166",
+    title: "Remote Direct Memory Access Transport for Remote Procedure Call Version 1",
+    sections: &[
+        ("3.3.2", "Inline Threshold"),
+        ("3.4.3", "RDMA Segments"),
+        ("3.4.4", "Chunks"),
+        ("3.4.6", "Write Chunks"),
+        ("3.5.3", "Long Messages"),
+        ("4.1", "XDR Protocol Definition"),
+        ("4.5.1", "Header Version Mismatch"),
+        ("4.5.2", "XDR Errors"),
+    ],
+};
+
+const RFC_8267: Document = Document {
+    name: "RFC 8267",
+    title: "Network File System (NFS) Upper-Layer Binding to RPC-over-RDMA Version 1",
+    sections: &[],
+};
+
 const RFC_8275: Document = Document {
     name: "RFC 8275",
     title: "Allowing Inheritable NFSv4 Access Control Entries to Override the Umask",
@@ -515,6 +537,13 @@ const RFC_8448: Document = Document {
     name: "RFC 8448",
     title: "Example Handshake Traces for TLS 1.3",
     sections: &[("3", "Simple 1-RTT Handshake")],
+};
+
+const RFC_8797: Document = Document {
+    name: "RFC 8797",
+    title: "Remote Direct Memory Access - Connection Manager (RDMA-CM) Private Data for \
+            RPC-over-RDMA Version 1",
+    sections: &[],
 };
 
 const RFC_8881: Document = Document {
