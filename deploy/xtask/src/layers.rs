@@ -47,9 +47,9 @@ const LEVELS: [&[&str]; 8] = [
         "nvme_target",
         "nvme_host",
         "block_testing",
-        "files_tcp",
+        "files_service",
     ],
-    &["nvme_fabrics"],
+    &["nvme_fabrics", "files_tcp"],
     &[
         "nvme_tcp",
         "nvme_rdma",

@@ -58,6 +58,9 @@ pub enum Resumption {
     Done,
     /// The device has failed.
     DeviceFailed,
+    /// The data of a WRITE, which were in memory of the client, cannot be had any more. A part of
+    /// them may be on the device.
+    DataLost,
 }
 
 /// The session and slot of a request.

@@ -259,7 +259,12 @@ impl Server {
             },
             Waiting::Write(write) if !is_ok => {
                 self.volumes[write.volume.0].write_failed(write.id);
-                (OperationNumber::WRITE, Err(Status::IO.into()))
+                let status = match resumption {
+                    // The client sends the WRITE again, over another connection.
+                    Resumption::DataLost => Status::DELAY,
+                    Resumption::Done | Resumption::DeviceFailed => Status::IO,
+                };
+                (OperationNumber::WRITE, Err(status.into()))
             }
             Waiting::Write(write) | Waiting::Record(write) => {
                 (OperationNumber::WRITE, self.end_write(x, write, now))

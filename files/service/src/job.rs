@@ -1,19 +1,14 @@
 //! Requests in flight: the execution of a record, its data, and its reply until it is sent.
 
-use std::io::IoSlice;
 use std::net::{IpAddr, Ipv4Addr};
 
-use arrayvec::ArrayVec;
 use files_server::Execution;
-use files_spec::rpc::{Fragment, MARK_BYTES};
+use files_spec::xdr::Placement;
 use hugemem::Pool;
 
-use crate::connection::ConnectionKey;
-use crate::limits::{PIECE_BYTES_MAX, RECORD_KEPT_BYTES, REQUESTS_MAX, SLICES_MAX};
-use crate::transfer::{Piece, Segment, Transfer};
-
-/// The bytes of holes in files.
-static ZEROES: [u8; PIECE_BYTES_MAX] = [0; PIECE_BYTES_MAX];
+use crate::connections::ConnectionKey;
+use crate::limits::{RECORD_KEPT_BYTES, REQUESTS_MAX};
+use crate::transfer::{PayloadPart, Piece, Segment, Transfer};
 
 /// Bits of a device request's tag: the piece, the place of the job, its generation, and one that
 /// only requests of volumes have.
@@ -25,7 +20,7 @@ pub(crate) const VOLUME_TAG: u64 = 1 << (block::CLIENT_TAG_BITS - 1);
 
 /// Identifies a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct JobKey {
+pub struct JobKey {
     index: u16,
     generation: u32,
 }
@@ -50,23 +45,27 @@ impl JobKey {
 
 /// A request in flight.
 #[derive(Debug)]
-pub(crate) struct Job {
-    pub(crate) connection: ConnectionKey,
+pub struct Job {
+    /// The connection that it came over.
+    pub connection: ConnectionKey,
     /// The address of the client.
     pub(crate) client: IpAddr,
-    pub(crate) execution: Execution,
-    pub(crate) record: Vec<u8>,
+    /// Its execution, with the reply.
+    pub execution: Execution,
+    /// Its record.
+    pub record: Vec<u8>,
+    /// Where in the record data are missing that its client has in its memory.
+    pub placement: Option<Placement>,
     /// The data that move now.
     pub(crate) transfer: Option<Transfer>,
     /// The data of the reply's holes.
     pub(crate) payloads: Vec<Transfer>,
     /// Bytes of memory that its reads hold.
-    pub(crate) held_bytes: usize,
+    pub held_bytes: usize,
     /// Whether its movement has memory.
     pub(crate) is_reserved: bool,
     /// Memory of transfers that have ended.
     pub(crate) unused_pieces: Vec<Vec<Piece>>,
-    mark: [u8; MARK_BYTES],
 }
 
 impl Job {
@@ -76,17 +75,17 @@ impl Job {
             client: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             execution: Execution::new(),
             record: Vec::new(),
+            placement: None,
             transfer: None,
             payloads: Vec::new(),
             held_bytes: 0,
             is_reserved: false,
             unused_pieces: Vec::new(),
-            mark: [0; MARK_BYTES],
         }
     }
 
     /// Copies the data that devices lend, and counts the bytes. Returns false if memory is missing.
-    pub(crate) fn copy_borrowed(&mut self, pool: &Pool, copied: &mut u64) -> bool {
+    pub fn copy_borrowed(&mut self, pool: &Pool, copied: &mut u64) -> bool {
         let mut payloads = self.payloads.iter_mut();
         payloads.all(|it| it.copy_borrowed(pool, copied))
     }
@@ -105,50 +104,14 @@ impl Job {
         }
     }
 
-    /// The reply is complete.
-    pub(crate) fn seal(&mut self) {
-        self.mark = Fragment::whole(self.execution.message_bytes()).encode();
+    /// The data of a hole of the reply.
+    pub fn payload(&self, hole: usize) -> impl Iterator<Item = Segment<'_>> {
+        self.payloads[hole].segments()
     }
 
-    /// Length of the reply with its mark in bytes.
-    pub(crate) fn reply_bytes(&self) -> usize {
-        MARK_BYTES + self.execution.message_bytes()
-    }
-
-    /// Appends the parts of the reply behind its first `skip` bytes, as many as there is room for.
-    #[inline]
-    pub(crate) fn gather<'j>(
-        &'j self,
-        mut skip: usize,
-        slices: &mut ArrayVec<IoSlice<'j>, SLICES_MAX>,
-    ) {
-        let mut push = |bytes: &'j [u8]| {
-            let skipped = skip.min(bytes.len());
-            skip -= skipped;
-            let rest = &bytes[skipped..];
-            rest.is_empty() || slices.try_push(IoSlice::new(rest)).is_ok()
-        };
-        let reply = self.execution.reply();
-        if !push(&self.mark) {
-            return;
-        }
-        let mut at = 0;
-        for (hole, payload) in self.execution.holes().iter().zip(&self.payloads) {
-            if !push(&reply[at..hole.at]) {
-                return;
-            }
-            for segment in payload.segments() {
-                let bytes = match segment {
-                    Segment::Bytes(bytes) => bytes,
-                    Segment::Zeroes(length) => &ZEROES[..length],
-                };
-                if !push(bytes) {
-                    return;
-                }
-            }
-            at = hole.at;
-        }
-        push(&reply[at..]);
+    /// Takes the data of a hole of the reply, part by part.
+    pub fn take_payload(&mut self, hole: usize) -> impl Iterator<Item = PayloadPart> {
+        self.payloads[hole].take_parts()
     }
 }
 
@@ -160,7 +123,7 @@ struct Slot {
 
 /// The requests in flight. A job is taken out while it is worked on.
 #[derive(Debug, Default)]
-pub(crate) struct Jobs {
+pub struct Jobs {
     slots: Vec<Slot>,
     free: Vec<u16>,
     /// Jobs that have ended, with their memory.
@@ -181,7 +144,7 @@ impl Jobs {
 
     /// An unused job, to be given to [`Self::admit`]; `None` if the limit is reached.
     #[inline]
-    pub(crate) fn unused(&mut self) -> Option<Box<Job>> {
+    pub fn unused(&mut self) -> Option<Box<Job>> {
         if self.len() >= REQUESTS_MAX {
             return None;
         }
@@ -190,7 +153,7 @@ impl Jobs {
 
     /// Returns a job that was not admitted.
     #[inline]
-    pub(crate) fn give_back(&mut self, job: Box<Job>) {
+    pub fn give_back(&mut self, job: Box<Job>) {
         self.unused.push(job);
     }
 
@@ -218,8 +181,10 @@ impl Jobs {
         self.record_bytes += record.len();
     }
 
+    /// A job; `None` for a stale key.
     #[inline]
-    pub(crate) fn get(&self, key: JobKey) -> Option<&Job> {
+    #[must_use]
+    pub fn get(&self, key: JobKey) -> Option<&Job> {
         let slot = self.slots.get(usize::from(key.index))?;
         slot.job
             .as_deref()
@@ -228,7 +193,7 @@ impl Jobs {
 
     /// Takes a job to work on it; `None` for a stale key.
     #[inline]
-    pub(crate) fn take(&mut self, key: JobKey) -> Option<Box<Job>> {
+    pub fn take(&mut self, key: JobKey) -> Option<Box<Job>> {
         let slot = self.slots.get_mut(usize::from(key.index))?;
         match slot.generation == key.generation {
             true => slot.job.take(),
@@ -238,7 +203,7 @@ impl Jobs {
 
     /// Puts a job back.
     #[inline]
-    pub(crate) fn put(&mut self, key: JobKey, job: Box<Job>) {
+    pub fn put(&mut self, key: JobKey, job: Box<Job>) {
         self.slots[usize::from(key.index)].job = Some(job);
     }
 
@@ -250,6 +215,7 @@ impl Jobs {
             .extend(transfer.map(Transfer::into_unused));
         job.truncate_payloads(0);
         job.held_bytes = 0;
+        job.placement = None;
         job.is_reserved = false;
         match job.record.capacity() > RECORD_KEPT_BYTES {
             true => job.record = Vec::new(),

@@ -21,9 +21,6 @@ pub const RECORDS_BYTES_MAX: usize = 64 << 20;
 /// its replies keeps no more memory.
 pub const UNSENT_BYTES_MAX: usize = 4 << 20;
 
-/// Size of the receive buffer of a connection in bytes.
-pub const RECEIVE_BYTES: usize = 64 << 10;
-
 /// Limit of the memory that a request keeps for its next record, in bytes.
 pub const RECORD_KEPT_BYTES: usize = 128 << 10;
 
@@ -39,18 +36,9 @@ pub const REQUESTS_PER_VOLUME_MAX: usize = 2 * PIECES_IN_FLIGHT_MAX;
 /// Limit of the requests to devices for data in flight.
 pub const DEVICE_REQUESTS_MAX: usize = REQUESTS_MAX * PIECES_IN_FLIGHT_MAX;
 
-/// Reads of one socket in one turn.
-pub const READS_PER_TURN_MAX: usize = 8;
-
-/// Connections of one listener that are accepted in one turn.
-pub const ACCEPTS_PER_TURN_MAX: usize = 16;
-
 /// How long a reply that is not sent may lend memory of a device, whose writers wait for it, in
 /// milliseconds. Later, its data are copied.
 pub const BORROWED_MS: u64 = 100;
-
-/// Slices of one vectored write.
-pub const SLICES_MAX: usize = 512;
 
 /// How long a client may leave a reply unread or a record incomplete, in milliseconds.
 pub const STALL_MS: u64 = 60_000;

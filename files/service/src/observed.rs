@@ -48,6 +48,8 @@ pub struct ServiceCounters {
     pub write_bytes_inline: Counter,
     /// Bytes of WRITEs that were copied into memory for a device.
     pub write_bytes_copied: Counter,
+    /// Bytes of WRITEs that were read by RDMA into memory for a device.
+    pub write_bytes_fetched: Counter,
 }
 
 /// The use and the limits of a volume, written only by its reactor once in a second.

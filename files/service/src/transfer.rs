@@ -2,11 +2,15 @@
 //! blocks.
 
 use block::{DeviceError, DeviceSet, Operation, Request};
+use files_server::Resumption;
 use files_store::limits::BLOCK_BYTES;
 use files_store::{MovePiece, Range};
 use hugemem::{Borrow, Data, Lease, Pool};
 
 use crate::limits::PIECE_BYTES_MAX;
+
+/// The bytes of holes in files.
+pub(crate) static ZEROES: [u8; PIECE_BYTES_MAX] = [0; PIECE_BYTES_MAX];
 
 /// The device of a volume.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +41,11 @@ enum Stage {
     Waiting,
     /// The old content of a partly written block is being read.
     ReadingOld,
-    /// The old content is in the lease.
+    /// The old content is in the lease, if it is needed. The client has the data.
+    MustFetch,
+    /// The data are being read from the memory of the client.
+    Fetching,
+    /// The old content or the data are in the lease.
     MustWrite,
     /// Its last request is in the device.
     Moving,
@@ -70,10 +78,16 @@ pub(crate) struct Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Read,
-    /// The payload begins here in the record.
-    Write {
-        payload_at: usize,
-    },
+    Write(Source),
+}
+
+/// Where the payload of a write is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// It begins here in the record.
+    Record(usize),
+    /// In memory of the client.
+    Client,
 }
 
 /// A movement of data.
@@ -85,6 +99,8 @@ pub(crate) struct Transfer {
     next: usize,
     outstanding: usize,
     has_failed: bool,
+    /// Whether the data could not be read from the memory of the client.
+    has_lost_data: bool,
     /// Whether a read may borrow the device's memory, or a device may take the data of a write from
     /// where they are.
     pub(crate) may_borrow: bool,
@@ -97,12 +113,25 @@ pub(crate) struct Transfer {
 pub(crate) enum Next {
     /// Submit a request for the piece with this index.
     Submit(usize, Request),
+    /// Read data from the memory of the client for the piece with this index.
+    Fetch(usize, Fetching),
     /// Memory is needed.
     AwaitMemory,
     /// Requests must end first.
     AwaitDevice,
-    /// Everything has ended; whether the device accepted all of it.
-    Ended(bool),
+    /// Everything has ended.
+    Ended(Resumption),
+}
+
+/// Data that are to be read from the memory of the client.
+#[derive(Debug)]
+pub(crate) struct Fetching {
+    pub(crate) lease: Lease,
+    /// Where in the lease the data belong.
+    pub(crate) skip: usize,
+    /// Where in the payload they begin.
+    pub(crate) data_at: usize,
+    pub(crate) length: usize,
 }
 
 impl Transfer {
@@ -131,11 +160,11 @@ impl Transfer {
         }
     }
 
-    /// A write of a payload that begins at `payload_at` of the record, in unused memory.
+    /// A write of a payload, in unused memory.
     pub(crate) fn write(
         device: Device,
         plan: &[MovePiece],
-        payload_at: usize,
+        source: Source,
         mut pieces: Vec<Piece>,
     ) -> Self {
         let mut data_at = 0;
@@ -163,7 +192,7 @@ impl Transfer {
         }
         Self {
             may_borrow: true,
-            ..Self::new(device, Direction::Write { payload_at }, pieces)
+            ..Self::new(device, Direction::Write(source), pieces)
         }
     }
 
@@ -175,6 +204,7 @@ impl Transfer {
             next: 0,
             outstanding: 0,
             has_failed: false,
+            has_lost_data: false,
             may_borrow: false,
             copied_bytes: 0,
         }
@@ -223,7 +253,7 @@ impl Transfer {
     /// Lets the device take whole pieces of a write from the record, until it refuses one. Returns the
     /// number of bytes.
     pub(crate) fn write_inline(&mut self, set: &DeviceSet, record: &[u8]) -> u64 {
-        let Direction::Write { payload_at } = self.direction else {
+        let Direction::Write(Source::Record(payload_at)) = self.direction else {
             return 0;
         };
         let device = self.device;
@@ -291,17 +321,16 @@ impl Transfer {
     ) -> Next {
         if self.has_failed {
             return match self.outstanding {
-                0 => Next::Ended(false),
+                0 if self.has_lost_data => Next::Ended(Resumption::DataLost),
+                0 => Next::Ended(Resumption::DeviceFailed),
                 _ => Next::AwaitDevice,
             };
         }
         if self.outstanding >= outstanding_max {
             return Next::AwaitDevice;
         }
-        let merged = self
-            .pieces
-            .iter()
-            .position(|it| it.stage == Stage::MustWrite);
+        let begun = |it: &Piece| matches!(it.stage, Stage::MustFetch | Stage::MustWrite);
+        let merged = self.pieces.iter().position(begun);
         while merged.is_none() && self.next < self.pieces.len() {
             if self.pieces[self.next].stage == Stage::Waiting {
                 break;
@@ -311,7 +340,7 @@ impl Transfer {
         let index = merged.unwrap_or(self.next);
         if index == self.pieces.len() {
             return match self.outstanding {
-                0 => Next::Ended(true),
+                0 => Next::Ended(Resumption::Done),
                 _ => Next::AwaitDevice,
             };
         }
@@ -319,7 +348,7 @@ impl Transfer {
         let piece = &mut self.pieces[index];
         let request = match self.direction {
             Direction::Read => piece.read_request(&device, can_borrow),
-            Direction::Write { payload_at } => {
+            Direction::Write(source) => {
                 if piece.lease.is_none() {
                     piece.lease = pool.take(piece.length);
                 }
@@ -329,11 +358,22 @@ impl Transfer {
                         _ => Next::AwaitDevice,
                     };
                 }
-                let payload = &record[payload_at..];
-                if piece.stage != Stage::Waiting || piece.keep.is_none() {
-                    self.copied_bytes += piece.data_length as u64;
+                match (source, piece.stage, piece.keep) {
+                    (_, Stage::Waiting, Some(keep)) => piece.old_request(&device, keep, can_borrow),
+                    (Source::Client, Stage::Waiting | Stage::MustFetch, _) => {
+                        let Some(fetching) = piece.fetch() else {
+                            return Next::AwaitMemory;
+                        };
+                        self.outstanding += 1;
+                        return Next::Fetch(index, fetching);
+                    }
+                    (Source::Client, ..) => piece.write_request(&device, can_borrow),
+                    (Source::Record(payload_at), ..) => {
+                        self.copied_bytes += piece.data_length as u64;
+                        piece.merge(&record[payload_at..]);
+                        piece.write_request(&device, can_borrow)
+                    }
                 }
-                piece.write_request(&device, payload, can_borrow)
             }
         };
         self.outstanding += 1;
@@ -376,12 +416,40 @@ impl Transfer {
             Some(Data::Lease(lease)) if is_kept => piece.lease = Some(lease),
             _ => {}
         }
-        piece.stage = match piece.stage {
-            Stage::ReadingOld => Stage::MustWrite,
+        piece.stage = match (piece.stage, self.direction) {
+            (Stage::ReadingOld, Direction::Write(Source::Client)) => Stage::MustFetch,
+            (Stage::ReadingOld, _) => Stage::MustWrite,
             _ => Stage::Done,
         };
         let lacks_data = is_kept && piece.lease.is_none();
         self.has_failed |= result.is_err() || lacks_data;
+    }
+
+    /// The reading of data from the memory of the client has ended. Without its lease it has failed.
+    /// Returns the number of bytes.
+    pub(crate) fn fetched(&mut self, index: usize, lease: Option<Lease>) -> usize {
+        let piece = self.pieces.get_mut(index);
+        let Some(piece) = piece.filter(|it| it.stage == Stage::Fetching) else {
+            return 0;
+        };
+        self.outstanding = self.outstanding.saturating_sub(1);
+        let is_lost = lease.is_none();
+        (piece.lease, piece.stage) = (lease, Stage::MustWrite);
+        self.has_lost_data |= is_lost;
+        self.has_failed |= is_lost;
+        if is_lost { 0 } else { piece.data_length }
+    }
+
+    /// Takes the data of a read, piece by piece.
+    pub(crate) fn take_parts(&mut self) -> impl Iterator<Item = PayloadPart> {
+        self.pieces.iter_mut().map(|piece| {
+            let borrow = piece.borrow.take().map(Data::Borrow);
+            PayloadPart {
+                data: borrow.or_else(|| piece.lease.take().map(Data::Lease)),
+                skip: piece.skip,
+                length: piece.data_length,
+            }
+        })
     }
 
     /// The data of a read, piece by piece.
@@ -389,19 +457,27 @@ impl Transfer {
         self.pieces.iter().map(|piece| {
             let data = piece.skip..piece.skip + piece.data_length;
             match (&piece.borrow, &piece.lease) {
-                (Some(borrow), _) => Segment::Bytes(&borrow[data]),
-                (None, Some(lease)) => Segment::Bytes(&lease[data]),
-                (None, None) => Segment::Zeroes(piece.data_length),
+                (Some(borrow), _) => Segment(&borrow[data]),
+                (None, Some(lease)) => Segment(&lease[data]),
+                (None, None) => Segment(&ZEROES[..piece.data_length]),
             }
         })
     }
 }
 
 /// A part of the data of a read.
-pub(crate) enum Segment<'s> {
-    Bytes(&'s [u8]),
-    /// At most [`PIECE_BYTES_MAX`] zeroes.
-    Zeroes(usize),
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'s>(pub &'s [u8]);
+
+/// A part of the data of a read with its memory.
+#[derive(Debug)]
+pub struct PayloadPart {
+    /// The memory; `None` for at most [`PIECE_BYTES_MAX`] zeroes.
+    pub data: Option<Data>,
+    /// Where in the memory the part begins.
+    pub skip: usize,
+    /// Its length in bytes.
+    pub length: usize,
 }
 
 /// The piece that begins at a byte of the device, with at most `length` bytes of data.
@@ -464,25 +540,50 @@ impl Piece {
         self.request(device, Operation::Read, at, can_borrow)
     }
 
-    /// Reads old content first if a part of it is kept, and writes the piece.
-    fn write_request(
+    /// Reads old content, of which a part is kept.
+    fn old_request(
         &mut self,
         device: &Device,
-        payload: &[u8],
+        keep: u64,
         can_borrow: impl Fn(u64, u32) -> bool,
     ) -> Request {
-        if let (Stage::Waiting, Some(keep)) = (self.stage, self.keep) {
-            self.stage = Stage::ReadingOld;
-            return self.request(device, Operation::Read, keep, can_borrow);
+        self.stage = Stage::ReadingOld;
+        self.request(device, Operation::Read, keep, can_borrow)
+    }
+
+    /// Clears what other requests had in memory that the data do not fill.
+    fn clear(&mut self) {
+        if let Some(lease) = &mut self.lease
+            && self.keep.is_none()
+            && self.data_length < self.length
+        {
+            lease.fill(0);
         }
+    }
+
+    /// Copies the data into the lease.
+    fn merge(&mut self, payload: &[u8]) {
+        self.clear();
         if let Some(lease) = &mut self.lease {
-            if self.keep.is_none() && self.data_length < self.length {
-                // Other requests had this memory before.
-                lease.fill(0);
-            }
             let data = &payload[self.data_at..][..self.data_length];
             lease[self.skip..][..self.data_length].copy_from_slice(data);
         }
+    }
+
+    /// Gives the lease away for the data.
+    fn fetch(&mut self) -> Option<Fetching> {
+        self.clear();
+        let lease = self.lease.take()?;
+        self.stage = Stage::Fetching;
+        Some(Fetching {
+            lease,
+            skip: self.skip,
+            data_at: self.data_at,
+            length: self.data_length,
+        })
+    }
+
+    fn write_request(&mut self, device: &Device, can_borrow: impl Fn(u64, u32) -> bool) -> Request {
         self.stage = Stage::Moving;
         let at = self.device.unwrap_or_default();
         self.request(device, Operation::Write { fua: false }, at, can_borrow)

@@ -1,41 +1,58 @@
 //! A connection: the records that it receives and the replies that it sends.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
-use std::net::IpAddr;
+use std::io::{self, IoSlice, Write};
 
 use arrayvec::ArrayVec;
-use hugemem::Pool;
+use files_service::limits::REQUESTS_PER_CONNECTION_MAX;
+use files_service::{FileCore, Job, JobKey, Jobs};
+use files_spec::rpc::{Fragment, MARK_BYTES};
 
-use crate::job::{JobKey, Jobs};
-use crate::limits::{REQUESTS_PER_CONNECTION_MAX, SLICES_MAX};
+use crate::limits::SLICES_MAX;
 use crate::network::Interest;
 use crate::receiver::Receiver;
 
-/// Identifies a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ConnectionKey {
-    index: u32,
-    generation: u32,
+/// A complete reply.
+#[derive(Debug)]
+struct Outgoing {
+    job: JobKey,
+    mark: [u8; MARK_BYTES],
+    /// Its length with the mark in bytes.
+    length: usize,
 }
 
-impl ConnectionKey {
-    /// No connection.
-    pub(crate) const NONE: Self = Self {
-        index: u32::MAX,
-        generation: 0,
-    };
-
-    /// The number of its events.
-    pub(crate) fn to_u64(self) -> u64 {
-        u64::from(self.generation) << 32 | u64::from(self.index)
-    }
-
-    pub(crate) fn from_u64(data: u64) -> Self {
-        Self {
-            index: data as u32,
-            generation: (data >> 32) as u32,
+impl Outgoing {
+    /// Appends its parts behind its first `skip` bytes, as many as there is room for.
+    #[inline]
+    fn gather<'j>(
+        &'j self,
+        job: &'j Job,
+        mut skip: usize,
+        slices: &mut ArrayVec<IoSlice<'j>, SLICES_MAX>,
+    ) {
+        let mut push = |bytes: &'j [u8]| {
+            let skipped = skip.min(bytes.len());
+            skip -= skipped;
+            let rest = &bytes[skipped..];
+            rest.is_empty() || slices.try_push(IoSlice::new(rest)).is_ok()
+        };
+        let reply = job.execution.reply();
+        if !push(&self.mark) {
+            return;
         }
+        let mut at = 0;
+        for (index, hole) in job.execution.holes().iter().enumerate() {
+            if !push(&reply[at..hole.at]) {
+                return;
+            }
+            for segment in job.payload(index) {
+                if !push(segment.0) {
+                    return;
+                }
+            }
+            at = hole.at;
+        }
+        push(&reply[at..]);
     }
 }
 
@@ -43,17 +60,11 @@ impl ConnectionKey {
 #[derive(Debug)]
 pub(crate) struct Connection<S> {
     pub(crate) stream: S,
-    /// The address of the client.
-    pub(crate) client: IpAddr,
     pub(crate) receiver: Receiver,
-    /// Jobs whose replies are complete, in the order of their completion.
-    outgoing: VecDeque<JobKey>,
+    /// Complete replies, in the order of their completion.
+    outgoing: VecDeque<Outgoing>,
     /// Sent bytes of the first reply.
     sent: usize,
-    /// Requests that are executed or whose reply is not sent.
-    pub(crate) requests: usize,
-    /// Bytes of memory that reads hold until they are sent.
-    pub(crate) held_bytes: usize,
     /// The events that are watched.
     pub(crate) interest: Interest,
     /// Whether the socket has no room for more.
@@ -65,15 +76,12 @@ pub(crate) struct Connection<S> {
 }
 
 impl<S> Connection<S> {
-    pub(crate) fn new(stream: S, client: IpAddr, now_ms: u64) -> Self {
+    pub(crate) fn new(stream: S, now_ms: u64) -> Self {
         Self {
             stream,
-            client,
             receiver: Receiver::new(),
             outgoing: VecDeque::with_capacity(REQUESTS_PER_CONNECTION_MAX),
             sent: 0,
-            requests: 0,
-            held_bytes: 0,
             interest: Interest::READABLE,
             is_blocked: false,
             is_lending: false,
@@ -81,8 +89,15 @@ impl<S> Connection<S> {
         }
     }
 
-    pub(crate) fn push(&mut self, job: JobKey) {
-        self.outgoing.push_back(job);
+    /// Queues the reply of a job.
+    #[inline]
+    pub(crate) fn push(&mut self, jobs: &Jobs, job: JobKey) {
+        let bytes = jobs.get(job).map_or(0, |it| it.execution.message_bytes());
+        self.outgoing.push_back(Outgoing {
+            job,
+            mark: Fragment::whole(bytes).encode(),
+            length: MARK_BYTES + bytes,
+        });
     }
 
     /// Whether a reply waits.
@@ -92,24 +107,24 @@ impl<S> Connection<S> {
 
     /// Copies the data of its replies that devices lend, and counts the bytes. Returns false if
     /// memory is missing.
-    pub(crate) fn copy_borrowed(&self, jobs: &mut Jobs, pool: &Pool, copied: &mut u64) -> bool {
-        self.outgoing.iter().all(|&key| {
-            let Some(mut job) = jobs.take(key) else {
+    pub(crate) fn copy_borrowed(&self, core: &mut FileCore, copied: &mut u64) -> bool {
+        self.outgoing.iter().all(|reply| {
+            let Some(mut job) = core.jobs().take(reply.job) else {
                 return true;
             };
-            let is_copied = job.copy_borrowed(pool, copied);
-            jobs.put(key, job);
+            let is_copied = job.copy_borrowed(core.pool(), copied);
+            core.jobs().put(reply.job, job);
             is_copied
         })
     }
 
     /// Ends the job of a reply that was not sent. Returns false if there is none.
-    pub(crate) fn drop_reply(&mut self, jobs: &mut Jobs) -> bool {
-        let Some(key) = self.outgoing.pop_front() else {
+    pub(crate) fn drop_reply(&mut self, core: &mut FileCore) -> bool {
+        let Some(reply) = self.outgoing.pop_front() else {
             return false;
         };
-        if let Some(job) = jobs.take(key) {
-            jobs.end(key, job);
+        if let Some(job) = core.jobs().take(reply.job) {
+            core.end_request(reply.job, job);
         }
         true
     }
@@ -118,7 +133,7 @@ impl<S> Connection<S> {
     ///
     /// # Errors
     /// The socket's error: the connection must be closed.
-    pub(crate) fn send(&mut self, jobs: &mut Jobs, now_ms: u64) -> io::Result<usize>
+    pub(crate) fn send(&mut self, core: &mut FileCore, now_ms: u64) -> io::Result<usize>
     where
         S: Write,
     {
@@ -126,10 +141,11 @@ impl<S> Connection<S> {
         let mut replies = 0;
         while self.has_outgoing() {
             let mut slices = ArrayVec::<_, SLICES_MAX>::new();
-            for (index, key) in self.outgoing.iter().enumerate() {
+            let jobs = core.jobs();
+            for (index, reply) in self.outgoing.iter().enumerate() {
                 let skip = if index == 0 { self.sent } else { 0 };
-                if let Some(job) = jobs.get(*key) {
-                    job.gather(skip, &mut slices);
+                if let Some(job) = jobs.get(reply.job) {
+                    reply.gather(job, skip, &mut slices);
                 }
                 if slices.is_full() {
                     break;
@@ -150,98 +166,22 @@ impl<S> Connection<S> {
                 }
                 Err(error) => return Err(error),
             }
-            replies += self.retire(jobs);
+            replies += self.retire(core);
         }
         Ok(replies)
     }
 
     /// Ends the jobs whose replies are sent.
-    fn retire(&mut self, jobs: &mut Jobs) -> usize {
+    fn retire(&mut self, core: &mut FileCore) -> usize {
         let mut replies = 0;
-        while let Some(&key) = self.outgoing.front() {
-            let length = jobs.get(key).map_or(0, crate::job::Job::reply_bytes);
-            if self.sent < length {
+        while let Some(reply) = self.outgoing.front() {
+            if self.sent < reply.length {
                 break;
             }
-            self.sent -= length;
-            self.outgoing.pop_front();
-            self.requests -= 1;
+            self.sent -= reply.length;
             replies += 1;
-            if let Some(job) = jobs.take(key) {
-                self.held_bytes -= job.held_bytes;
-                jobs.end(key, job);
-            }
+            self.drop_reply(core);
         }
         replies
-    }
-}
-
-#[derive(Debug)]
-struct Place<S> {
-    generation: u32,
-    connection: Option<Connection<S>>,
-}
-
-/// The connections, by keys with generations.
-#[derive(Debug)]
-pub(crate) struct Connections<S> {
-    places: Vec<Place<S>>,
-    free: Vec<u32>,
-}
-
-impl<S> Default for Connections<S> {
-    fn default() -> Self {
-        Self {
-            places: Vec::new(),
-            free: Vec::new(),
-        }
-    }
-}
-
-impl<S> Connections<S> {
-    pub(crate) fn len(&self) -> usize {
-        self.places.len() - self.free.len()
-    }
-
-    pub(crate) fn insert(&mut self, connection: Connection<S>) -> ConnectionKey {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.places.push(Place {
-                generation: 0,
-                connection: None,
-            });
-            self.places.len() as u32 - 1
-        });
-        let place = &mut self.places[index as usize];
-        place.connection = Some(connection);
-        ConnectionKey {
-            index,
-            generation: place.generation,
-        }
-    }
-
-    pub(crate) fn get_mut(&mut self, key: ConnectionKey) -> Option<&mut Connection<S>> {
-        let place = self.places.get_mut(key.index as usize)?;
-        match place.generation == key.generation {
-            true => place.connection.as_mut(),
-            false => None,
-        }
-    }
-
-    pub(crate) fn remove(&mut self, key: ConnectionKey) -> Option<Connection<S>> {
-        self.get_mut(key)?;
-        let place = &mut self.places[key.index as usize];
-        place.generation = place.generation.wrapping_add(1);
-        self.free.push(key.index);
-        place.connection.take()
-    }
-
-    pub(crate) fn keys(&self) -> Vec<ConnectionKey> {
-        let places = self.places.iter().enumerate();
-        let used = places.filter(|(_, place)| place.connection.is_some());
-        let key = |(index, place): (usize, &Place<S>)| ConnectionKey {
-            index: index as u32,
-            generation: place.generation,
-        };
-        used.map(key).collect()
     }
 }

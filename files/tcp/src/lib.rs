@@ -1,26 +1,21 @@
-//! NFSv4.1 over TCP on one reactor: connections with record marking, and the movement of data
-//! between requests and the devices of the reactor.
+//! NFSv4.1 and 4.2 over TCP on one reactor: connections with record marking.
 //!
-//! Owns the connections, the requests in flight and a [`files_server::Server`]. It is a client of
-//! the reactor's devices and a poller; neither blocks. Payload of WRITE is received with its record
-//! and copied into leases; payload of READ is sent from leases. [`stored`] formats, checks and opens
-//! volumes on devices before reactors serve them.
+//! Owns the connections; `files_service` executes the requests and moves their data. It is a client
+//! of the reactor's devices and a poller; neither blocks. Payload of WRITE is received with its
+//! record; payload of READ is sent from leases or from memory of the device.
 
 #![forbid(unsafe_code)]
 
 mod connection;
-mod job;
 pub mod limits;
 mod network;
-mod observed;
 mod poller;
 mod receiver;
 mod service;
-pub mod stored;
-mod transfer;
-mod volume_requests;
 
+pub use files_service::{
+    DeviceOfVolume, FileMessage, RecordStore, ServiceCounters, VolumeLevels, stored, system_time,
+};
 pub use network::{Interest, Network, Ready, Sockets};
-pub use observed::{FileMessage, ServiceCounters, VolumeLevels};
 pub use poller::FilePoller;
-pub use service::{DeviceOfVolume, FileService, FileServiceOptions, RecordStore, system_time};
+pub use service::{FileService, FileServiceOptions};

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
+use files_service::ConnectionKey;
 use reactors::{Nanos, Poller, Progress, StopState};
 
-use crate::connection::ConnectionKey;
 use crate::network::{EVENTS_MAX, Network, Ready, Sockets};
 use crate::service::FileService;
 
@@ -51,12 +51,12 @@ impl<N: Network> Poller for FilePoller<N> {
         let mut service = self.service.borrow_mut();
         service.poll_network(&mut self.ready);
         service.tick(now);
-        let mut work = service.carry_out_messages(now);
+        let mut work = service.core_mut().carry_out_messages(now);
         for ready in &self.ready {
             work += match *ready {
                 Ready::Listeners => service.accept(now),
                 Ready::Signal => {
-                    service.clear_records_signal();
+                    service.core_mut().clear_records_signal();
                     1
                 }
                 Ready::Connection { number, writable } => {
@@ -85,7 +85,7 @@ impl<N: Network> Poller for FilePoller<N> {
     fn next_deadline(&self) -> Option<Nanos> {
         let service = self.service.borrow();
         let tick = service.tick_at();
-        match service.has_waiting() {
+        match service.core_mut().has_waiting() {
             true => Some(tick.min(self.polled_at.saturating_add(RETRY_INTERVAL))),
             false => Some(tick),
         }
@@ -97,7 +97,10 @@ impl<N: Network> Poller for FilePoller<N> {
 
     fn prepare_sleep(&mut self) -> bool {
         let service = self.service.borrow();
-        !service.has_waiting() && !service.has_to_send() && !service.has_messages()
+        let core = service.core_mut();
+        let is_idle = !core.has_waiting() && !core.has_messages();
+        drop(core);
+        is_idle && !service.has_to_send()
     }
 
     fn stop(&mut self, _now: Nanos) -> StopState {

@@ -95,6 +95,7 @@ pub const FILES: Map = Map {
         ("bench/src/", "loop"),
     ],
     ours: &[
+        ("files/service/src/", "files_service"),
         ("files/tcp/src/", "files_tcp"),
         ("files/server/src/", "files_server"),
         ("files/store/src/", "files_store"),

@@ -3,9 +3,9 @@
 use std::io::Write as _;
 use std::time::Instant;
 
+use files_service::limits::{CONNECTIONS_MAX, REQUESTS_PER_CONNECTION_MAX};
 use files_spec::Status;
 use files_spec::operations::Operation;
-use files_tcp::limits::{CONNECTIONS_MAX, REQUESTS_PER_CONNECTION_MAX};
 
 use crate::reactor::{LOOPBACK, Reactor};
 use files_client_testing::{Connection, LIMIT, Slot, at_file, data, name};

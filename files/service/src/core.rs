@@ -1,0 +1,828 @@
+//! The service on one reactor: executes the requests of all connections, and moves their data as a
+//! client of the reactor's devices.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use block::{ClientId, Completions, DeviceClient, DeviceSet};
+use files_server::{Now, Record, Resumption, Server, Step};
+use files_spec::xdr::{Payload, Placement};
+use files_store::{Time, Volume};
+use hugemem::{Lease, Pool};
+use reactors::Nanos;
+use reactors::ring;
+
+use crate::connections::{ConnectionKey, Connections, Link, TransportIndex};
+use crate::job::{Job, JobKey, Jobs};
+use crate::limits::{
+    CONNECTIONS_MAX, DEVICE_REQUESTS_MAX, PIECES_IN_FLIGHT_MAX, RECORDS_BYTES_MAX, REQUESTS_MAX,
+    REQUESTS_PER_CONNECTION_MAX, REQUESTS_PER_VOLUME_MAX, TICK_MS, UNSENT_BYTES_MAX,
+};
+use crate::observed::{FileMessage, ServiceCounters, VolumeLevels};
+use crate::transfer::{Device, Fetching, Next, Source, Transfer};
+use crate::volume_requests::{VolumeRequests, volume_of_tag};
+
+/// The device of a volume.
+#[derive(Clone, Debug)]
+pub struct DeviceOfVolume {
+    /// Its place in the reactor's devices.
+    pub place: usize,
+    /// Size of its blocks in bytes, at most that of the volume's blocks.
+    pub block_bytes: u32,
+    /// Limit of one request in bytes.
+    pub transfer_bytes: usize,
+    /// Where the levels of the volume are published.
+    pub levels: Arc<VolumeLevels>,
+}
+
+/// What a service is made with.
+pub struct CoreOptions {
+    /// The protocol core.
+    pub server: Server,
+    /// The device of each of its volumes.
+    pub devices: Vec<DeviceOfVolume>,
+    /// The reactor's devices.
+    pub set: Rc<DeviceSet>,
+    /// Memory for data in flight.
+    pub pool: Pool,
+    /// The time since 1970 at a time of the reactor's clock.
+    pub time_of_day: fn(Nanos) -> Time,
+    /// Where the records of clients are stored, if the server keeps them.
+    pub records: Option<Box<dyn RecordStore>>,
+    /// What is counted.
+    pub counters: Arc<ServiceCounters>,
+    /// What operators ask for.
+    pub messages: Option<ring::Receiver<FileMessage>>,
+}
+
+/// Stores the records of clients that may reclaim their state after a restart. It does not block.
+pub trait RecordStore {
+    /// Replaces the stored records by a version with these owners.
+    fn store(&mut self, version: u64, owners: Vec<Box<[u8]>>);
+
+    /// The last version that survives a loss of power, or that cannot be stored: then no client can
+    /// reclaim.
+    fn stored(&self) -> u64;
+
+    /// A descriptor that is readable after another version was stored. A transport reads it.
+    fn wake_source(&self) -> BorrowedFd<'_>;
+}
+
+/// How a movement of data goes on.
+enum Pumped {
+    Waits,
+    Ended(Resumption),
+}
+
+/// Data of a WRITE that a transport reads from memory of the client, and then returns with
+/// [`FileCore::fetched`].
+#[derive(Debug)]
+pub struct Fetch {
+    /// The request.
+    pub job: JobKey,
+    /// The part of its data.
+    pub piece: usize,
+    /// The connection that the request came over.
+    pub connection: ConnectionKey,
+    /// Where the data go.
+    pub lease: Lease,
+    /// Where in the lease they begin.
+    pub skip: usize,
+    /// Where in the data of the request they begin.
+    pub data_at: usize,
+    /// Their length in bytes.
+    pub length: usize,
+}
+
+/// The transports, which take replies and data to read from queues of their own.
+const TRANSPORTS: usize = 2;
+
+/// What the server asks for, without references to the record.
+enum Task {
+    Reply,
+    Ignore,
+    /// Whether the data may be borrowed.
+    Read(Device, bool),
+    /// Where the payload is.
+    Write(Device, Source),
+    AwaitVolume,
+    AwaitDurable,
+}
+
+/// The service without its transports.
+pub struct FileCore {
+    id: ClientId,
+    set: Rc<DeviceSet>,
+    pool: Pool,
+    server: Server,
+    devices: Vec<Device>,
+    time_of_day: fn(Nanos) -> Time,
+    connections: Connections<Link>,
+    jobs: Jobs,
+    /// Jobs that wait for memory or for the replies of their connection.
+    awaiting_memory: VecDeque<JobKey>,
+    /// Jobs whose volume was busy.
+    awaiting_volume: VecDeque<JobKey>,
+    /// Jobs whose changes are not durable yet.
+    awaiting_durable: VecDeque<JobKey>,
+    /// The requests of each durable volume.
+    volume_requests: Vec<Option<VolumeRequests>>,
+    /// Whether a volume may have requests that the device has not got.
+    has_volume_requests: bool,
+    /// Complete replies of each transport.
+    replies: [VecDeque<(ConnectionKey, JobKey)>; TRANSPORTS],
+    /// Data that a transport reads from memory of clients.
+    fetches: VecDeque<Fetch>,
+    /// Requests in devices.
+    outstanding: usize,
+    /// Whether something has ended that a waiting job may wait for.
+    has_progress: bool,
+    is_stopping: bool,
+    next_tick_ms: u64,
+    records: Option<Box<dyn RecordStore>>,
+    /// The last version of the records that is stored.
+    records_stored: u64,
+    /// The time, which is read once in a millisecond.
+    time: Now,
+    counters: Arc<ServiceCounters>,
+    /// Where the levels of each volume are published.
+    levels: Vec<Arc<VolumeLevels>>,
+    messages: Option<ring::Receiver<FileMessage>>,
+}
+
+impl FileCore {
+    /// A service without connections, which is registered as a client of the devices.
+    ///
+    /// # Panics
+    /// Panics if a volume has no device.
+    #[must_use]
+    pub fn new(options: CoreOptions) -> Self {
+        let CoreOptions {
+            server,
+            devices,
+            set,
+            pool,
+            time_of_day,
+            records,
+            counters,
+            messages,
+        } = options;
+        assert_eq!(devices.len(), server.volumes().len());
+        assert_eq!(records.is_some(), server.keeps_records());
+        let transfer_max = pool.max_transfer();
+        let device = |it: &DeviceOfVolume| {
+            let bytes = it.transfer_bytes.min(transfer_max);
+            Device::new(it.place, it.block_bytes, bytes)
+        };
+        let levels = devices.iter().map(|it| Arc::clone(&it.levels)).collect();
+        let devices: Vec<Device> = devices.iter().map(device).collect();
+        let volumes = devices.iter().zip(server.volumes()).enumerate();
+        let requests = |(index, (device, volume)): (usize, (&Device, &Volume))| {
+            (!volume.is_volatile()).then(|| VolumeRequests::new(index, *device, &pool))
+        };
+        let service = Self {
+            id: set.register(DEVICE_REQUESTS_MAX + volumes.len() * REQUESTS_PER_VOLUME_MAX),
+            volume_requests: volumes.map(requests).collect(),
+            has_volume_requests: true,
+            devices,
+            set,
+            pool,
+            server,
+            time_of_day,
+            connections: Connections::default(),
+            jobs: Jobs::default(),
+            awaiting_memory: VecDeque::with_capacity(REQUESTS_MAX),
+            awaiting_volume: VecDeque::with_capacity(REQUESTS_MAX),
+            awaiting_durable: VecDeque::with_capacity(REQUESTS_MAX),
+            replies: std::array::from_fn(|_| VecDeque::with_capacity(REQUESTS_MAX)),
+            fetches: VecDeque::with_capacity(REQUESTS_MAX),
+            outstanding: 0,
+            has_progress: false,
+            is_stopping: false,
+            next_tick_ms: 0,
+            records,
+            records_stored: 0,
+            time: time_of(time_of_day, Nanos::ZERO),
+            counters,
+            levels,
+            messages,
+        };
+        service.set_levels();
+        service
+    }
+
+    /// Number of connections, and of requests in flight.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        (self.connections.len(), self.jobs.len())
+    }
+
+    /// Whether another connection is accepted.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.connections.len() < CONNECTIONS_MAX
+    }
+
+    /// Begins a connection of a client. Returns `None` if the limit is reached.
+    pub fn connect(&mut self, transport: TransportIndex, client: IpAddr) -> Option<ConnectionKey> {
+        if !self.has_room() || self.is_stopping {
+            return None;
+        }
+        self.counters.connections_accepted.add(1);
+        Some(self.connections.insert(Link {
+            transport,
+            client,
+            requests: 0,
+            held_bytes: 0,
+            is_blocked: false,
+        }))
+    }
+
+    /// Ends a connection. Its requests continue, because their replies belong to the sessions.
+    pub fn disconnect(&mut self, key: ConnectionKey) {
+        if self.connections.remove(key).is_some() {
+            self.has_progress = true;
+        }
+    }
+
+    /// What a connection has.
+    pub fn link(&mut self, key: ConnectionKey) -> Option<&mut Link> {
+        self.connections.get_mut(key)
+    }
+
+    /// The requests.
+    pub fn jobs(&mut self) -> &mut Jobs {
+        &mut self.jobs
+    }
+
+    /// The counters.
+    #[must_use]
+    pub fn counters(&self) -> &ServiceCounters {
+        &self.counters
+    }
+
+    /// Memory for data in flight.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// The next complete reply of a transport. It ends the request, whether it sends the reply or
+    /// not.
+    #[inline]
+    pub fn next_reply(&mut self, transport: TransportIndex) -> Option<(ConnectionKey, JobKey)> {
+        self.replies[transport as usize].pop_front()
+    }
+
+    /// Whether a transport has complete replies.
+    #[inline]
+    #[must_use]
+    pub fn has_replies(&self, transport: TransportIndex) -> bool {
+        !self.replies[transport as usize].is_empty()
+    }
+
+    /// Ends a request whose reply is sent, or cannot be sent. Its reads hold no memory any more.
+    #[inline]
+    pub fn end_request(&mut self, key: JobKey, job: Box<Job>) {
+        if let Some(link) = self.connections.get_mut(job.connection) {
+            link.requests -= 1;
+            link.held_bytes -= job.held_bytes;
+        }
+        self.jobs.end(key, job);
+    }
+
+    /// The next data to read from memory of a client.
+    pub fn next_fetch(&mut self) -> Option<Fetch> {
+        self.fetches.pop_front()
+    }
+
+    /// Whether there are data to read from memory of clients.
+    #[must_use]
+    pub fn has_fetches(&self) -> bool {
+        !self.fetches.is_empty()
+    }
+
+    /// Data were read from memory of the client. Without the lease they could not be read.
+    pub fn fetched(&mut self, key: JobKey, piece: usize, lease: Option<Lease>, now: Nanos) {
+        let Some(mut job) = self.jobs.take(key) else {
+            return;
+        };
+        if let Some(transfer) = &mut job.transfer {
+            let bytes = transfer.fetched(piece, lease);
+            self.counters.write_bytes_fetched.add(bytes as u64);
+        }
+        self.go_on(key, job, now);
+    }
+
+    /// Whether a connection may begin another request.
+    #[inline]
+    #[must_use]
+    pub fn may_admit(&self, key: ConnectionKey) -> bool {
+        let has_memory = self.jobs.record_bytes < RECORDS_BYTES_MAX;
+        let is_free = |it: &Link| it.requests < REQUESTS_PER_CONNECTION_MAX;
+        let is_free = self.connections.get(key).is_some_and(is_free);
+        has_memory && is_free && !self.is_stopping
+    }
+
+    /// Begins a request of a connection that [`Self::may_admit`] allows: its record is that of the
+    /// job, or what was `received`.
+    #[inline]
+    pub fn admit(
+        &mut self,
+        connection: ConnectionKey,
+        mut job: Box<Job>,
+        received: Option<&[u8]>,
+        now: Nanos,
+    ) {
+        let Some(link) = self.connections.get_mut(connection) else {
+            return self.jobs.give_back(job);
+        };
+        link.requests += 1;
+        job.connection = connection;
+        job.client = link.client;
+        let key = self.jobs.admit(&job);
+        self.advance(key, job, received, None, now);
+    }
+
+    /// Executes a job until it waits or its reply is complete. Its record is kept then, if it is
+    /// where it was `received`.
+    fn advance(
+        &mut self,
+        key: JobKey,
+        mut job: Box<Job>,
+        received: Option<&[u8]>,
+        mut resumption: Option<Resumption>,
+        now: Nanos,
+    ) {
+        let time = self.time(now);
+        self.has_volume_requests = true;
+        loop {
+            let record = Record {
+                bytes: received.unwrap_or(&job.record),
+                placement: job.placement,
+                client: job.client,
+            };
+            let step = match resumption {
+                None => self.server.begin(&mut job.execution, &record, &time),
+                Some(it) => self.server.resume(&mut job.execution, &record, it, &time),
+            };
+            let task = self.task(&step, received.unwrap_or(&job.record), job.placement);
+            // Data of a file that has changed meanwhile are not part of the reply.
+            job.truncate_payloads(job.execution.holes().len());
+            match task {
+                Task::Reply => return self.reply(key, job),
+                Task::Ignore => return self.end_request(key, job),
+                Task::AwaitVolume => {
+                    self.awaiting_volume.push_back(key);
+                    return self.suspend(key, job, received);
+                }
+                Task::AwaitDurable => {
+                    self.awaiting_durable.push_back(key);
+                    return self.suspend(key, job, received);
+                }
+                Task::Read(device, may_borrow) => {
+                    let unused = job.unused_pieces.pop().unwrap_or_default();
+                    let may_borrow = may_borrow && !self.is_blocked(job.connection);
+                    let ranges = job.execution.ranges();
+                    job.transfer = Some(Transfer::read(device, ranges, may_borrow, unused));
+                }
+                Task::Write(device, source) => {
+                    let unused = job.unused_pieces.pop().unwrap_or_default();
+                    let transfer = Transfer::write(device, job.execution.pieces(), source, unused);
+                    job.transfer = Some(transfer);
+                }
+            }
+            match self.pump(key, &mut job, received) {
+                Pumped::Waits => return self.suspend(key, job, received),
+                Pumped::Ended(ended) => resumption = Some(ended),
+            }
+        }
+    }
+
+    /// Keeps a job that waits, with its record.
+    fn suspend(&mut self, key: JobKey, mut job: Box<Job>, received: Option<&[u8]>) {
+        if let Some(record) = received {
+            self.jobs.keep_record(&mut job, record);
+        }
+        // What it waits for may take longer than writers should wait.
+        let mut copied = 0;
+        job.copy_borrowed(&self.pool, &mut copied);
+        self.counters.read_bytes_copied.add(copied);
+        self.jobs.put(key, job);
+    }
+
+    /// The time, to a millisecond.
+    fn time(&mut self, now: Nanos) -> Now {
+        if self.time.monotonic_ms != now.as_millis() {
+            self.time = self.time_now(now);
+        }
+        self.time
+    }
+
+    /// The time of both clocks.
+    fn time_now(&self, now: Nanos) -> Now {
+        time_of(self.time_of_day, now)
+    }
+
+    /// What a step asks for.
+    fn task(&self, step: &Step<'_>, record: &[u8], placement: Option<Placement>) -> Task {
+        match step {
+            Step::Reply => Task::Reply,
+            Step::Ignore => Task::Ignore,
+            Step::AwaitVolume => Task::AwaitVolume,
+            Step::AwaitDurable => Task::AwaitDurable,
+            Step::Read { volume, is_last } => Task::Read(self.devices[volume.0], *is_last),
+            Step::Write { volume, data } => {
+                let source = match data {
+                    Payload::Inline(data) => {
+                        Source::Record(data.as_ptr() as usize - record.as_ptr() as usize)
+                    }
+                    Payload::Elsewhere(_) => {
+                        debug_assert!(placement.is_some(), "the record has no gap");
+                        Source::Client
+                    }
+                };
+                Task::Write(self.devices[volume.0], source)
+            }
+        }
+    }
+
+    /// Continues the movement of a job's data.
+    fn pump(&mut self, key: JobKey, job: &mut Job, received: Option<&[u8]>) -> Pumped {
+        let Some(transfer) = &mut job.transfer else {
+            return Pumped::Waits;
+        };
+        let record = received.unwrap_or(&job.record);
+        if !transfer.is_read() && std::mem::take(&mut transfer.may_borrow) {
+            let written = transfer.write_inline(&self.set, record);
+            self.counters.write_bytes_inline.add(written);
+        }
+        let device = transfer.device;
+        if transfer.is_read() && !job.is_reserved {
+            let bytes = transfer.read_bytes();
+            let connection = self.connections.get(job.connection);
+            let (held, is_blocked) =
+                connection.map_or((0, false), |it| (it.held_bytes, it.is_blocked));
+            let is_over = held > 0 && (is_blocked || held + bytes > UNSENT_BYTES_MAX);
+            let is_borrowed = !is_over && transfer.borrow(&self.set);
+            if is_over || !is_borrowed && !transfer.reserve(&self.pool) {
+                self.awaiting_memory.push_back(key);
+                return Pumped::Waits;
+            }
+            if is_borrowed {
+                self.counters.read_bytes_borrowed.add(bytes as u64);
+            }
+            job.is_reserved = true;
+            job.held_bytes += bytes;
+            if let Some(connection) = self.connections.get_mut(job.connection) {
+                connection.held_bytes += bytes;
+            }
+        }
+        loop {
+            let set = &self.set;
+            let can_borrow = |lba, blocks| set.can_borrow_read(device.place, lba, blocks);
+            let next = transfer.next(record, &self.pool, PIECES_IN_FLIGHT_MAX, can_borrow);
+            match next {
+                Next::Submit(piece, mut request) => {
+                    request.tag = key.tag(piece);
+                    match set.submit(self.id, device.place, request) {
+                        Ok(_) => self.outstanding += 1,
+                        Err(_) => transfer.refused(),
+                    }
+                }
+                Next::Fetch(piece, fetching) => {
+                    let Fetching {
+                        lease,
+                        skip,
+                        data_at,
+                        length,
+                    } = fetching;
+                    self.fetches.push_back(Fetch {
+                        job: key,
+                        piece,
+                        connection: job.connection,
+                        lease,
+                        skip,
+                        data_at,
+                        length,
+                    });
+                }
+                Next::AwaitDevice => return Pumped::Waits,
+                Next::AwaitMemory => {
+                    self.awaiting_memory.push_back(key);
+                    return Pumped::Waits;
+                }
+                Next::Ended(resumption) => {
+                    self.has_progress = true;
+                    job.is_reserved = false;
+                    match job.transfer.take() {
+                        Some(read) if read.is_read() => {
+                            self.counters.read_bytes_copied.add(read.copied_bytes());
+                            job.payloads.push(read);
+                        }
+                        Some(write) => {
+                            self.counters.write_bytes_copied.add(write.copied_bytes());
+                            job.drop_transfer(write);
+                        }
+                        None => {}
+                    }
+                    return Pumped::Ended(resumption);
+                }
+            }
+        }
+    }
+
+    /// Queues a complete reply, or drops it if its connection has ended.
+    fn reply(&mut self, key: JobKey, job: Box<Job>) {
+        self.has_progress = true;
+        match self.connections.get(job.connection) {
+            Some(link) => {
+                let replies = &mut self.replies[link.transport as usize];
+                replies.push_back((job.connection, key));
+                self.jobs.put(key, job);
+            }
+            None => self.jobs.end(key, job),
+        }
+    }
+
+    /// Continues jobs that wait for memory or a volume.
+    pub(crate) fn retry(&mut self, now: Nanos) -> usize {
+        let mut moved = 0;
+        for _ in 0..self.awaiting_memory.len() {
+            let Some(key) = self.awaiting_memory.pop_front() else {
+                break;
+            };
+            let Some(mut job) = self.jobs.take(key) else {
+                continue;
+            };
+            match self.pump(key, &mut job, None) {
+                Pumped::Waits => self.jobs.put(key, job),
+                Pumped::Ended(ended) => {
+                    moved += 1;
+                    self.advance(key, job, None, Some(ended), now);
+                }
+            }
+        }
+        if std::mem::take(&mut self.has_progress) {
+            for _ in 0..self.awaiting_volume.len() {
+                let Some(key) = self.awaiting_volume.pop_front() else {
+                    break;
+                };
+                if let Some(job) = self.jobs.take(key) {
+                    self.advance(key, job, None, Some(Resumption::Done), now);
+                }
+            }
+        }
+        moved
+    }
+
+    /// Carries out the requests of the volumes, and continues the jobs whose changes are durable.
+    fn carry_out_volumes(&mut self, now: Nanos) -> usize {
+        let mut ended = 0;
+        while std::mem::take(&mut self.has_volume_requests) {
+            let (mut has_ended, mut awaits_memory) = (false, false);
+            let requests = self.volume_requests.iter_mut();
+            for (volume, requests) in self.server.volumes_mut().iter_mut().zip(requests) {
+                let Some(requests) = requests else {
+                    continue;
+                };
+                let carried = requests.carry_out(volume, self.id, &self.set, &self.pool);
+                self.outstanding += carried.submitted;
+                has_ended |= carried.has_ended;
+                awaits_memory |= carried.awaits_memory;
+            }
+            if has_ended {
+                ended += self.resume_durable(now);
+                self.has_progress = true;
+            }
+            if awaits_memory {
+                self.has_volume_requests = true;
+                break;
+            }
+        }
+        ended
+    }
+
+    /// Hands out new records of clients, and continues the jobs whose records are stored.
+    fn store_records(&mut self, now: Nanos) -> usize {
+        let Some(records) = &mut self.records else {
+            return 0;
+        };
+        if let Some((version, owners)) = self.server.take_records() {
+            records.store(version, owners);
+        }
+        let stored = records.stored();
+        if stored == self.records_stored {
+            return 0;
+        }
+        self.records_stored = stored;
+        self.server.records_stored(stored);
+        self.resume_durable(now)
+    }
+
+    /// Takes the signal that records are stored.
+    pub fn clear_records_signal(&self) {
+        if let Some(records) = &self.records {
+            // Without a signal there is nothing to take.
+            let _ = rustix::io::read(records.wake_source(), &mut [0; 8]);
+        }
+    }
+
+    /// Continues the jobs whose changes are durable or lost. Returns their number.
+    fn resume_durable(&mut self, now: Nanos) -> usize {
+        let mut resumed = 0;
+        for _ in 0..self.awaiting_durable.len() {
+            let Some(key) = self.awaiting_durable.pop_front() else {
+                break;
+            };
+            let Some(job) = self.jobs.take(key) else {
+                continue;
+            };
+            match self.server.is_durable(&job.execution) {
+                true => {
+                    resumed += 1;
+                    self.advance(key, job, None, Some(Resumption::Done), now);
+                }
+                false => {
+                    self.awaiting_durable.push_back(key);
+                    self.jobs.put(key, job);
+                }
+            }
+        }
+        resumed
+    }
+
+    /// Whether a connection has replies that its client does not take.
+    fn is_blocked(&self, key: ConnectionKey) -> bool {
+        let connection = self.connections.get(key);
+        connection.is_some_and(|it| it.is_blocked)
+    }
+
+    /// Does what time requires. Any transport may call it.
+    pub fn tick(&mut self, now: Nanos) {
+        let now_ms = now.as_millis();
+        if now_ms < self.next_tick_ms {
+            return;
+        }
+        self.next_tick_ms = now_ms + TICK_MS;
+        let time = self.time_now(now);
+        self.server.tick(&time);
+        self.has_volume_requests = true;
+        self.set_levels();
+    }
+
+    /// Publishes the levels.
+    fn set_levels(&self) {
+        self.counters.connections.set(self.connections.len() as u64);
+        self.counters.requests_in_flight.set(self.jobs.len() as u64);
+        for (levels, volume) in self.levels.iter().zip(self.server.volumes()) {
+            levels.set(volume);
+        }
+    }
+
+    /// Carries out what operators ask for. Returns the number of messages.
+    pub fn carry_out_messages(&mut self, now: Nanos) -> usize {
+        let mut count = 0;
+        while let Some(message) = self.messages.as_mut().and_then(ring::Receiver::recv) {
+            count += 1;
+            // A response without a receiver is not needed.
+            let _ = match message {
+                FileMessage::Clients { reply } => {
+                    reply.send(self.server.clients(&self.time_now(now))).is_ok()
+                }
+                FileMessage::Evict { number, reply } => {
+                    let is_evicted = self.server.evict_client(number);
+                    // Others may have waited for what the client had, and files may have to be freed.
+                    self.has_volume_requests = true;
+                    self.has_progress = true;
+                    reply.send(is_evicted).is_ok()
+                }
+                FileMessage::SetShares { shares, reply } => {
+                    let time = self.time_now(now);
+                    self.server.set_shares(shares, &time);
+                    self.has_volume_requests = true;
+                    self.has_progress = true;
+                    reply.send(()).is_ok()
+                }
+            };
+        }
+        count
+    }
+
+    /// Whether an operator asks for something.
+    #[must_use]
+    pub fn has_messages(&self) -> bool {
+        self.messages.as_ref().is_some_and(|it| !it.is_empty())
+    }
+
+    /// Whether a job waits for something that no descriptor signals.
+    #[must_use]
+    pub fn has_waiting(&self) -> bool {
+        !self.awaiting_memory.is_empty()
+            || self.has_progress && !self.awaiting_volume.is_empty()
+            || self.has_volume_requests
+    }
+
+    /// When [`Self::tick`] is due.
+    #[must_use]
+    pub fn tick_at(&self) -> Nanos {
+        Nanos::from_millis(self.next_tick_ms)
+    }
+
+    /// Accepts no connection and no request any more. Returns the number of requests that are still
+    /// executed.
+    pub fn end(&mut self) -> usize {
+        self.is_stopping = true;
+        self.jobs.len()
+    }
+
+    /// Continues the movement of a job's data, and the job after its end.
+    fn go_on(&mut self, key: JobKey, mut job: Box<Job>, now: Nanos) {
+        match self.pump(key, &mut job, None) {
+            Pumped::Waits => self.jobs.put(key, job),
+            Pumped::Ended(ended) => self.advance(key, job, None, Some(ended), now),
+        }
+    }
+}
+
+impl DeviceClient for FileCore {
+    fn id(&self) -> ClientId {
+        self.id
+    }
+
+    fn completed(&mut self, completions: Completions<'_>, now: Nanos) {
+        for completion in completions {
+            self.outstanding = self.outstanding.saturating_sub(1);
+            if let Some(volume) = volume_of_tag(completion.tag) {
+                self.has_volume_requests = true;
+                if let Some(Some(requests)) = self.volume_requests.get_mut(volume) {
+                    requests.completed(completion.tag, completion.result, completion.data);
+                }
+                continue;
+            }
+            let (key, piece) = JobKey::of_tag(completion.tag);
+            let Some(mut job) = self.jobs.take(key) else {
+                continue;
+            };
+            if let Some(transfer) = &mut job.transfer {
+                transfer.completed(piece, completion.result, completion.data);
+            }
+            self.go_on(key, job, now);
+        }
+    }
+
+    fn poll(&mut self, now: Nanos) -> usize {
+        self.retry(now) + self.carry_out_volumes(now) + self.store_records(now)
+    }
+
+    fn device_removed(&mut self, place: usize, now: Nanos) {
+        for requests in self.volume_requests.iter_mut().flatten() {
+            requests.device_removed(place);
+        }
+        self.has_volume_requests = true;
+        for key in self.jobs.keys() {
+            let Some(mut job) = self.jobs.take(key) else {
+                continue;
+            };
+            match &mut job.transfer {
+                Some(transfer) if transfer.device.place == place => transfer.abandon(),
+                _ => {
+                    self.jobs.put(key, job);
+                    continue;
+                }
+            }
+            self.go_on(key, job, now);
+        }
+    }
+
+    fn stop(&mut self, _now: Nanos) -> bool {
+        self.end();
+        let mut requests = self.volume_requests.iter().flatten();
+        let is_idle = requests.all(VolumeRequests::is_idle) && !self.has_volume_requests;
+        is_idle && self.outstanding == 0 && self.awaiting_memory.is_empty()
+    }
+}
+
+/// The time of day of the system's clock.
+#[must_use]
+pub fn system_time(_: Nanos) -> Time {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Time {
+        seconds: since.as_secs() as i64,
+        nanoseconds: since.subsec_nanos(),
+    }
+}
+
+/// The time of the reactor's clock, with the time of day.
+fn time_of(time_of_day: fn(Nanos) -> Time, now: Nanos) -> Now {
+    Now {
+        monotonic_ms: now.as_millis(),
+        time: time_of_day(now),
+    }
+}
