@@ -100,7 +100,12 @@ impl Peers {
         let mut buffer = vec![0; buffer_bytes];
         loop {
             let has_more = self.channel.has_more();
-            match self.channel.take(&mut [IoSliceMut::new(&mut buffer)]) {
+            let buffers = &mut [IoSliceMut::new(&mut buffer)];
+            let taken = match buffer_bytes % 2 {
+                0 => self.channel.take(buffers),
+                _ => self.channel.take_into_private(buffers),
+            };
+            match taken {
                 Taken::Bytes(bytes) => {
                     assert!(has_more);
                     self.received.extend_from_slice(&buffer[..bytes]);
