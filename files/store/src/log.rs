@@ -5,6 +5,10 @@
 //! data are lost. When half of an area of the log is used, a checkpoint with the next number begins
 //! in the other area for checkpoints; later batches go to the other area of the log. The older
 //! checkpoint with its log stays valid until the newer one is durable.
+//!
+//! A volume that is opened begins with a checkpoint, and has no batch before that is durable. What was
+//! read may be nowhere but in a cache: a flush of it has failed, and the next one says nothing about
+//! what the failed one has lost.
 
 use crate::codec::Stored;
 use crate::layout::{BATCH_HEADER_BYTES, BatchHeader, CheckpointHeader, Layout};
@@ -58,6 +62,8 @@ pub struct DiskCompletion {
 /// What happens to the batch that is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
+    /// The first checkpoint is not durable. Woken by its last completion.
+    Opening,
     /// No batch is sealed. Woken by a record.
     Idle,
     /// Data must be flushed before the batch. Woken by [`Log::poll`].
@@ -127,24 +133,26 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// The log that continues after `batch`, at `position` of its area.
-    pub(crate) fn new(layout: Layout, epoch: u64, batch: u64, position: u64) -> Self {
-        Self {
+    /// The log after the checkpoint with the number `epoch`, whose body has all records up to `batch`.
+    pub(crate) fn new(layout: Layout, epoch: u64, batch: u64, body: Vec<u8>) -> Self {
+        let mut log = Self {
             layout,
             epoch,
-            position,
+            position: 0,
             pending: Vec::with_capacity(layout.batch_bytes_max()),
             pending_has_data: false,
             next_batch: batch + 1,
             durable: batch,
-            stage: Stage::Idle,
+            stage: Stage::Opening,
             sealed: Vec::new(),
             sealed_at: 0,
             checkpoint: None,
             log_request: None,
             checkpoint_request: None,
             next_request: 0,
-        }
+        };
+        log.begin_checkpoint(epoch, batch, body);
+        log
     }
 
     pub(crate) fn layout(&self) -> &Layout {
@@ -197,7 +205,7 @@ impl Log {
     }
 
     /// Begins a checkpoint with a number, whose body contains all records of batches up to `batch`.
-    pub(crate) fn begin_checkpoint(&mut self, epoch: u64, batch: u64, body: Vec<u8>) {
+    fn begin_checkpoint(&mut self, epoch: u64, batch: u64, body: Vec<u8>) {
         assert!(
             body.len() as u64 <= self.layout.checkpoint_body_max(),
             "the account bounds the metadata"
@@ -330,6 +338,9 @@ impl Log {
             Step::Header => Step::FlushHeader,
             Step::FlushHeader => {
                 self.checkpoint = None;
+                if self.stage == Stage::Opening {
+                    self.stage = Stage::Idle;
+                }
                 return;
             }
         };

@@ -84,16 +84,13 @@ impl Opening {
             state,
             epoch,
             batch,
-            position,
             has_checkpoint,
         } = *self.replay;
-        let mut log = Log::new(self.layout, epoch, batch, position);
-        if !has_checkpoint {
-            // The checkpoint before this log is the only one: replace the missing one first.
-            let mut body = Vec::new();
-            state.put(&mut body);
-            log.begin_checkpoint(epoch, batch, body);
-        }
+        // The checkpoint before this log may be missing, but not another one.
+        let epoch = epoch + u64::from(has_checkpoint);
+        let mut body = Vec::new();
+        state.put(&mut body);
+        let log = Log::new(self.layout, epoch, batch, body);
         Volume::durable(state, log)
     }
 }
@@ -102,10 +99,9 @@ impl Opening {
 #[derive(Debug)]
 struct Replay {
     state: State,
-    /// The area of the log that continues, and where.
+    /// The last epoch of its log, and the last batch.
     epoch: u64,
     batch: u64,
-    position: u64,
     /// Whether the checkpoint of this epoch exists.
     has_checkpoint: bool,
 }
@@ -254,7 +250,6 @@ impl Replay {
             state,
             epoch: header.epoch,
             batch: header.batch,
-            position: 0,
             has_checkpoint: true,
         })
     }
@@ -291,11 +286,8 @@ impl Replay {
                 return Err(OpenError::Damaged("a batch within its log is not intact"));
             }
         }
-        if epoch == self.epoch {
-            self.position = position as u64;
-        } else if previous.is_some() {
-            (self.epoch, self.position) = (epoch, position as u64);
-            self.has_checkpoint = false;
+        if epoch != self.epoch && previous.is_some() {
+            (self.epoch, self.has_checkpoint) = (epoch, false);
         }
         Ok(())
     }
