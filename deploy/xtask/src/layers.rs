@@ -49,7 +49,7 @@ const LEVELS: [&[&str]; 8] = [
         "block_testing",
         "files_service",
     ],
-    &["nvme_fabrics", "files_tcp"],
+    &["nvme_fabrics", "files_tcp", "files_rdma"],
     &[
         "nvme_tcp",
         "nvme_rdma",

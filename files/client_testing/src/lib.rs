@@ -5,6 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+mod rdma;
+
+pub use self::rdma::{RdmaClient, World};
+
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -106,6 +110,48 @@ impl Connection {
     }
 }
 
+/// A connection over any transport.
+pub trait Peer {
+    /// A record of operations.
+    fn record(&mut self, operations: &[Operation<'_>]) -> Vec<u8>;
+
+    /// Sends a record.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    fn try_send(&mut self, record: &[u8]) -> io::Result<()>;
+
+    /// The next reply.
+    ///
+    /// # Errors
+    /// The connection has ended, or the call was refused by the transport.
+    fn try_receive(&mut self) -> io::Result<Answer>;
+
+    /// Sends a request and receives its reply.
+    ///
+    /// # Panics
+    /// The connection has ended.
+    fn call(&mut self, operations: &[Operation<'_>]) -> Answer {
+        let record = self.record(operations);
+        self.try_send(&record).expect("it is open");
+        self.try_receive().expect("a reply")
+    }
+}
+
+impl Peer for Connection {
+    fn record(&mut self, operations: &[Operation<'_>]) -> Vec<u8> {
+        Connection::record(self, operations)
+    }
+
+    fn try_send(&mut self, record: &[u8]) -> io::Result<()> {
+        Connection::try_send(self, record)
+    }
+
+    fn try_receive(&mut self) -> io::Result<Answer> {
+        Connection::try_receive(self)
+    }
+}
+
 /// A reply.
 pub struct Answer(pub Vec<u8>);
 
@@ -144,13 +190,13 @@ const SLOTS: u32 = 64;
 
 impl Slot {
     /// Creates a session, and opens the file `f` of the share `data`.
-    pub fn new(connection: &mut Connection, owner: &[u8]) -> Self {
+    pub fn new(connection: &mut impl Peer, owner: &[u8]) -> Self {
         Self::with_file(connection, owner, "f")
     }
 
     /// Creates a session, and opens a file of the share `data`, which is created if it is missing.
     /// Waits until other clients have reclaimed.
-    pub fn with_file(connection: &mut Connection, owner: &[u8], file: &'static str) -> Self {
+    pub fn with_file(connection: &mut impl Peer, owner: &[u8], file: &'static str) -> Self {
         let mut slot = Self::session(connection, owner, file);
         slot.complete_reclaim(connection);
         let began = Instant::now();
@@ -163,7 +209,7 @@ impl Slot {
     }
 
     /// Creates a session for a file.
-    pub fn session(connection: &mut Connection, owner: &[u8], file: &'static str) -> Self {
+    pub fn session(connection: &mut impl Peer, owner: &[u8], file: &'static str) -> Self {
         let exchange = requests::exchange_id(owner, [1; 8]);
         let answer = connection.call(&[exchange]);
         let OperationResult::ExchangeId(Outcome::Ok(ok)) = answer.last() else {
@@ -193,7 +239,7 @@ impl Slot {
     }
 
     /// The handle of the directory of the share `data`.
-    pub fn directory_handle(&mut self, connection: &mut Connection) -> Vec<u8> {
+    pub fn directory_handle(&mut self, connection: &mut impl Peer) -> Vec<u8> {
         let operations = [
             Operation::PutRootFh(()),
             Operation::Lookup(name("data")),
@@ -207,7 +253,7 @@ impl Slot {
     }
 
     /// The handle of its file.
-    pub fn handle(&mut self, connection: &mut Connection) -> Vec<u8> {
+    pub fn handle(&mut self, connection: &mut impl Peer) -> Vec<u8> {
         let answer = self.call(connection, &at(self.file, Operation::GetFh(())));
         match answer.last() {
             OperationResult::GetFh(Outcome::Ok(handle)) => handle.0.to_vec(),
@@ -216,7 +262,7 @@ impl Slot {
     }
 
     /// Tells the server that there is nothing to reclaim any more.
-    pub fn complete_reclaim(&mut self, connection: &mut Connection) {
+    pub fn complete_reclaim(&mut self, connection: &mut impl Peer) {
         self.call(connection, &[Operation::ReclaimComplete(false)])
             .assert_ok();
     }
@@ -225,7 +271,7 @@ impl Slot {
     ///
     /// # Errors
     /// The status of the server.
-    pub fn open(&mut self, connection: &mut Connection) -> Result<(), Status> {
+    pub fn open(&mut self, connection: &mut impl Peer) -> Result<(), Status> {
         let open = requests::open_or_create(name(self.file));
         let operations = [
             Operation::PutRootFh(()),
@@ -240,7 +286,7 @@ impl Slot {
     ///
     /// # Errors
     /// The status of the server.
-    pub fn reclaim(&mut self, connection: &mut Connection) -> Result<(), Status> {
+    pub fn reclaim(&mut self, connection: &mut impl Peer) -> Result<(), Status> {
         let open = requests::open(OpenHow::NoCreate, Claim::Previous(0));
         let answer = self.call(connection, &at(self.file, open));
         self.opened(&answer)
@@ -269,7 +315,7 @@ impl Slot {
     /// The record of the slot's next request.
     pub fn record(
         &mut self,
-        connection: &mut Connection,
+        connection: &mut impl Peer,
         operations: &[Operation<'_>],
         cachethis: bool,
     ) -> Vec<u8> {
@@ -289,7 +335,7 @@ impl Slot {
     ///
     /// # Panics
     /// The connection has ended.
-    pub fn call(&mut self, connection: &mut Connection, operations: &[Operation<'_>]) -> Answer {
+    pub fn call(&mut self, connection: &mut impl Peer, operations: &[Operation<'_>]) -> Answer {
         self.try_call(connection, operations).expect("a reply")
     }
 
@@ -299,7 +345,7 @@ impl Slot {
     /// The connection has ended.
     pub fn try_call(
         &mut self,
-        connection: &mut Connection,
+        connection: &mut impl Peer,
         operations: &[Operation<'_>],
     ) -> io::Result<Answer> {
         let record = self.record(connection, operations, false);

@@ -56,6 +56,8 @@ pub struct Job {
     pub record: Vec<u8>,
     /// Where in the record data are missing that its client has in its memory.
     pub placement: Option<Placement>,
+    /// A number of its transport.
+    pub transport_slot: u32,
     /// The data that move now.
     pub(crate) transfer: Option<Transfer>,
     /// The data of the reply's holes.
@@ -76,6 +78,7 @@ impl Job {
             execution: Execution::new(),
             record: Vec::new(),
             placement: None,
+            transport_slot: 0,
             transfer: None,
             payloads: Vec::new(),
             held_bytes: 0,

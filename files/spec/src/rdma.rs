@@ -422,6 +422,24 @@ impl Header {
         self.chunks.encode(to)
     }
 
+    /// Its length in bytes.
+    #[must_use]
+    pub fn encoded_bytes(&self) -> usize {
+        let chunk = |it: &Chunk| UNIT_BYTES + it.segments().len() * SEGMENT_BYTES;
+        let listed = |it: &Chunk| UNIT_BYTES + chunk(it);
+        match self.procedure {
+            Procedure::VersionError { .. } => FIXED_BYTES + 3 * UNIT_BYTES,
+            Procedure::ChunkError => FIXED_BYTES + UNIT_BYTES,
+            Procedure::Message | Procedure::NoMessage => {
+                let reads = self.chunks.reads().len() * (2 * UNIT_BYTES + SEGMENT_BYTES);
+                let writes: usize = self.chunks.writes().iter().map(listed).sum();
+                let reply = self.chunks.reply.as_ref().map_or(0, chunk);
+                // Each list ends with a unit, and the reply chunk begins with one.
+                FIXED_BYTES + reads + writes + reply + 3 * UNIT_BYTES
+            }
+        }
+    }
+
     /// The read chunks of a call with `inline_bytes` bytes behind the header. It has at most two:
     /// the call itself, and one item of it, as clients of NFS use them (RFC 8267).
     ///

@@ -484,6 +484,7 @@ const RFC_8166: Document = Document {
         ("4.1", "XDR Protocol Definition"),
         ("4.5.1", "Header Version Mismatch"),
         ("4.5.2", "XDR Errors"),
+        ("4.5.3", "Responder RDMA Operational Errors"),
     ],
 };
 

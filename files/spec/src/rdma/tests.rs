@@ -45,6 +45,7 @@ fn other_versions_are_answered_with_the_supported_one() {
         let answer = error.answer(16).expect("an answer");
         answer.encode(&mut to).expect("fits");
         assert_eq!(to.written(), bytes(&[XID, 1, 16, 4, 1, 1, 1]));
+        assert_eq!(answer.encoded_bytes(), to.written().len());
     }
 }
 
@@ -103,6 +104,7 @@ fn malformed_chunk_lists_are_answered_with_an_error() {
     let answer = MALFORMED.answer(8).expect("an answer");
     answer.encode(&mut to).expect("fits");
     assert_eq!(to.written(), bytes(&[XID, 1, 8, 4, 2]));
+    assert_eq!(answer.encoded_bytes(), to.written().len());
 }
 
 /// Read chunks that a server cannot carry out.
@@ -312,6 +314,8 @@ proptest! {
         header.encode(&mut to).expect("fits");
         let encoded = to.written().to_vec();
         prop_assert_eq!(Header::decode(&encoded), Ok((header, encoded.len())));
+        prop_assert_eq!(header.encoded_bytes(), encoded.len());
+        prop_assert!(encoded.len() <= HEADER_BYTES_MAX);
         if let Ok(call) = header.call(inline) {
             let bytes = call.message.bytes() + call.data.bytes();
             prop_assert!(bytes <= RECORD_BYTES_MAX as u64);

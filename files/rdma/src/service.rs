@@ -1,0 +1,639 @@
+//! The connections of one reactor, with their devices and listeners.
+
+use std::cell::RefCell;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use files_service::limits::PIECE_BYTES_MAX;
+use files_service::{ConnectionKey, Connections, FileCore, TransportIndex};
+use files_spec::rdma::PrivateData;
+use hugemem::{Arena, DmaBuffer};
+use rdma::{
+    CompletionQueue, ConnectParameters, ConnectRequest, Connection as _, ConnectionEvent, Device,
+    DeviceIndex, Domain, DomainMemory, Event, EventChannel, MemoryMap, Provider, QueuePairCapacity,
+    QueuePairOptions, RNR_RETRY_FOREVER, Token, WorkCompletion,
+};
+use reactors::{LogLimit, Nanos};
+use rustix::event::epoll::{self, EventFlags};
+
+use crate::connection::{Connection, Context, Fault, Parts};
+use crate::counters::RdmaCounters;
+use crate::endpoint::{Endpoint, LISTENER, Listening};
+use crate::limits::{
+    BACKLOG, CHECK_MS, COMPLETIONS_MAX, CONNECTIONS_MAX, CREDITS_MAX, CREDITS_MIN, DEVICES_MAX,
+    LISTEN_AGAIN_MS, MESSAGE_BYTES, SEND_REQUESTS_MAX,
+};
+use crate::messages::Messages;
+use crate::posted::{GENERATION_MASK, WorkId};
+
+/// Completions taken from a completion queue with one call.
+const BATCH: usize = 64;
+/// Batches taken from one completion queue in one turn.
+const BATCHES_PER_TURN_MAX: usize = 4;
+/// Events of the connection manager that are handled at once.
+const EVENTS_MAX: usize = 32;
+
+/// What a service over RDMA is made with.
+pub struct RdmaFileOptions<P: Provider> {
+    /// The service.
+    pub core: Rc<RefCell<FileCore>>,
+    /// The memory of its pool.
+    pub arena: Arc<Arena>,
+    /// Devices and listeners.
+    pub endpoint: Endpoint<P>,
+    /// What is counted.
+    pub counters: Arc<RdmaCounters>,
+}
+
+/// Why a connection request is rejected.
+#[derive(Debug, thiserror::Error)]
+enum OpenError {
+    #[error("the limit of connections is reached")]
+    TooMany,
+    #[error("its device is not used")]
+    UnknownDevice,
+    #[error("the device has no room for its completions")]
+    NoCompletions,
+    #[error("the arena has no memory for its messages")]
+    NoMemory,
+    #[error("a queue pair or a completion queue cannot be had")]
+    Rdma(#[from] rdma::Error),
+    #[error("its receives cannot be posted")]
+    Receives(#[from] Fault),
+}
+
+/// A device that has or had a connection.
+struct DeviceState<P: Provider> {
+    completions: P::CompletionQueue,
+    /// Entries of the completion queue that connections may use.
+    reserved: u32,
+    map: Arc<MemoryMap<P>>,
+    memory: Arc<DomainMemory<P>>,
+    /// The bytes of holes in files.
+    zeroes: DmaBuffer,
+}
+
+impl<P: Provider> DeviceState<P> {
+    fn new(memory: Arc<DomainMemory<P>>, arena: &Arc<Arena>) -> Result<Self, OpenError> {
+        let domain = memory.domain();
+        let limit = domain.device().limits().completion_queue_entries;
+        let entries = COMPLETIONS_MAX.min(limit);
+        Ok(Self {
+            completions: domain.create_completion_queue(entries, Token(0))?,
+            reserved: 0,
+            map: memory.map(),
+            zeroes: arena
+                .dma_buffer(PIECE_BYTES_MAX)
+                .ok_or(OpenError::NoMemory)?,
+            memory,
+        })
+    }
+}
+
+/// A place for a connection.
+struct Place<P: Provider> {
+    generation: u16,
+    connection: Option<Box<Connection<P>>>,
+}
+
+/// NFS over RDMA on one reactor.
+pub struct RdmaFileService<P: Provider> {
+    // Declared in the order of dropping: queue pairs before what they use.
+    places: Vec<Place<P>>,
+    places_by_key: Connections<u16>,
+    devices: Vec<DeviceState<P>>,
+    listeners: Vec<Listening<P>>,
+    channel: P::EventChannel,
+    domains: Vec<Arc<DomainMemory<P>>>,
+    core: Rc<RefCell<FileCore>>,
+    arena: Arc<Arena>,
+    counters: Arc<RdmaCounters>,
+    epoll: OwnedFd,
+    scratch: Box<[u8; MESSAGE_BYTES]>,
+    batch: Vec<WorkCompletion>,
+    log: LogLimit,
+    next_check: Nanos,
+    listen_again_at: Option<Nanos>,
+    is_stopping: bool,
+}
+
+impl<P: Provider> RdmaFileService<P> {
+    /// A service without connections.
+    ///
+    /// # Errors
+    /// The system's, if it has no further descriptor.
+    pub fn new(options: RdmaFileOptions<P>) -> std::io::Result<Self> {
+        let RdmaFileOptions {
+            core,
+            arena,
+            endpoint,
+            counters,
+        } = options;
+        let Endpoint {
+            listeners,
+            channel,
+            domains,
+        } = endpoint;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        watch(&epoll, channel.descriptor())?;
+        let place = || Place {
+            generation: 0,
+            connection: None,
+        };
+        Ok(Self {
+            places: (0..CONNECTIONS_MAX).map(|_| place()).collect(),
+            places_by_key: Connections::default(),
+            devices: Vec::new(),
+            listeners,
+            channel,
+            domains,
+            core,
+            arena,
+            counters,
+            epoll,
+            scratch: Box::new([0; MESSAGE_BYTES]),
+            batch: vec![WorkCompletion::default(); BATCH],
+            log: LogLimit::default(),
+            next_check: Nanos::ZERO,
+            listen_again_at: None,
+            is_stopping: false,
+        })
+    }
+
+    /// Number of connections.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.places_by_key.len()
+    }
+
+    /// Readable if the connection manager has an event, or after [`Self::arm`] a device has.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Handles events of the connection manager. Returns their number.
+    pub fn poll_events(&mut self, now: Nanos) -> usize {
+        let mut count = 0;
+        while count < EVENTS_MAX {
+            match self.channel.next_event() {
+                Ok(Some(event)) => self.handle(event, now),
+                Ok(None) => break,
+                Err(error) => {
+                    if self.log.admit(now).is_some() {
+                        tracing::error!(%error, "events of connections of files cannot be had");
+                    }
+                    break;
+                }
+            }
+            count += 1;
+        }
+        count
+    }
+
+    fn handle(&mut self, event: Event<P>, now: Nanos) {
+        match event {
+            Event::ConnectRequest { request, .. } => self.accept(request, now),
+            Event::ListenerFailed { listener } => {
+                let index = (listener.0 & !LISTENER) as usize;
+                if let Some(listening) = self.listeners.get_mut(index) {
+                    let address = listening.address;
+                    tracing::error!(%address, "a listener for files failed, its device is gone");
+                    listening.listener = None;
+                    let at = now.saturating_add(Nanos::from_millis(LISTEN_AGAIN_MS));
+                    self.listen_again_at = Some(at);
+                }
+            }
+            Event::Connection { token, event } => self.connection_event(token, event, now),
+        }
+    }
+
+    fn connection_event(&mut self, token: Token, event: ConnectionEvent, now: Nanos) {
+        let id = WorkId::from_bits(token.0);
+        let Some(connection) = self.connection_of(id) else {
+            return;
+        };
+        match event {
+            ConnectionEvent::Established { .. } => {
+                connection.established();
+                self.work(id.place(), now);
+            }
+            ConnectionEvent::Disconnected
+            | ConnectionEvent::Rejected { .. }
+            | ConnectionEvent::Unreachable
+            | ConnectionEvent::ConnectFailed(_)
+            | ConnectionEvent::DeviceRemoved => self.close(id.place(), None, now),
+            // After a change of address, work in flight fails by itself.
+            ConnectionEvent::AddressChanged
+            | ConnectionEvent::TimewaitExit
+            | ConnectionEvent::AddressResolved
+            | ConnectionEvent::AddressFailed(_)
+            | ConnectionEvent::RouteResolved
+            | ConnectionEvent::RouteFailed(_)
+            | ConnectionEvent::Other { .. } => {}
+        }
+    }
+
+    fn connection_of(&mut self, id: WorkId) -> Option<&mut Connection<P>> {
+        let place = self.places.get_mut(usize::from(id.place()))?;
+        match place.generation & GENERATION_MASK == id.generation() {
+            true => place.connection.as_deref_mut(),
+            false => None,
+        }
+    }
+
+    fn accept(&mut self, request: P::ConnectRequest, now: Nanos) {
+        let client = request.peer_address();
+        if let Err(error) = self.open(request, now) {
+            self.counters.connections_rejected.add(1);
+            if let Some(withheld) = self.log.admit(now) {
+                tracing::warn!(%client, %error, withheld, "a connection for files is rejected");
+            }
+        }
+    }
+
+    /// Opens the connection of a request. A request that is dropped is rejected.
+    fn open(&mut self, request: P::ConnectRequest, now: Nanos) -> Result<(), OpenError> {
+        let free = self.places.iter().position(|it| it.connection.is_none());
+        let place = free
+            .filter(|_| !self.is_stopping)
+            .ok_or(OpenError::TooMany)?;
+        let device = self.device(request.device().index())?;
+        let (receives, sends) = Messages::take_both(&self.arena, CREDITS_MAX);
+        if receives.count() < CREDITS_MIN {
+            return Err(OpenError::NoMemory);
+        }
+        let announced = PrivateData::decode(request.private_data().as_slice());
+        let reads = request.initiator_depth();
+        let address = request.peer_address().ip();
+        let mut core = self.core.borrow_mut();
+        let key = core.connect(TransportIndex::Rdma, address.to_canonical());
+        drop(core);
+        let key = key.ok_or(OpenError::TooMany)?;
+        let opened = self.open_on(
+            (device, place as u16),
+            request,
+            reads,
+            |place, connection, queue_pair| Parts {
+                queue_pair,
+                connection,
+                key,
+                place,
+                device,
+                receives,
+                sends,
+                send_bytes: announced.receive_bytes.min(MESSAGE_BYTES),
+                invalidates: announced.invalidates_remotely,
+            },
+            now,
+        );
+        match opened {
+            Ok(()) => {
+                self.places_by_key.put(key, place as u16);
+                self.counters.connections.set(self.connections() as u64);
+                Ok(())
+            }
+            Err(error) => {
+                self.core.borrow_mut().disconnect(key);
+                Err(error)
+            }
+        }
+    }
+
+    fn open_on(
+        &mut self,
+        (device, place): (usize, u16),
+        request: P::ConnectRequest,
+        reads: u8,
+        parts: impl FnOnce((u16, u16), P::Connection, P::QueuePair) -> Parts<P>,
+        now: Nanos,
+    ) -> Result<(), OpenError> {
+        let generation = self.places[usize::from(place)].generation;
+        let id = WorkId::new()
+            .with_place(place)
+            .with_generation(generation & GENERATION_MASK);
+        let state = &mut self.devices[device];
+        let limits = *state.memory.domain().device().limits();
+        let entries = SEND_REQUESTS_MAX + CREDITS_MAX as u32;
+        if state.reserved + entries > state.completions.entries() {
+            return Err(OpenError::NoCompletions);
+        }
+        let mut connection = request.into_connection(&mut self.channel, Token(id.into_bits()))?;
+        let capacity = QueuePairCapacity {
+            send_requests: SEND_REQUESTS_MAX,
+            receive_requests: CREDITS_MAX as u32,
+            send_sges: 2,
+            receive_sges: 2,
+            inline_bytes: 0,
+        };
+        let options = QueuePairOptions {
+            send_completions: &state.completions,
+            receive_completions: &state.completions,
+            shared_receives: None,
+            capacity,
+        };
+        let queue_pair = connection.create_queue_pair(state.memory.domain(), &options)?;
+        let own = PrivateData {
+            invalidates_remotely: true,
+            send_bytes: MESSAGE_BYTES,
+            receive_bytes: MESSAGE_BYTES,
+        };
+        let mut core = self.core.borrow_mut();
+        let mut cx = Context {
+            core: &mut core,
+            map: &state.map,
+            zeroes: &state.zeroes,
+            counters: &self.counters,
+            scratch: &mut self.scratch,
+            now,
+        };
+        let made = Connection::new(parts((place, generation), connection, queue_pair), &mut cx);
+        let mut made = match made {
+            Ok(made) => made,
+            Err(failed) => {
+                let (made, fault) = *failed;
+                made.end(&mut core, now);
+                return Err(fault.into());
+            }
+        };
+        let accepted = made.parts.connection.accept(&ConnectParameters {
+            private_data: &own.encode(),
+            initiator_depth: reads.min(limits.reads_outgoing),
+            // No key is given to clients, so they have nothing to read.
+            responder_resources: 0,
+            retries: 7,
+            // How often the client's device retries a call while no receive is posted, because the
+            // client has more outstanding than its credits, or this side lacks memory.
+            rnr_retries: RNR_RETRY_FOREVER,
+        });
+        if let Err(error) = accepted {
+            made.end(&mut core, now);
+            return Err(error.into());
+        }
+        state.reserved += entries;
+        self.places[usize::from(place)].connection = Some(Box::new(made));
+        Ok(())
+    }
+
+    /// The place of a device. It is set up on first use.
+    fn device(&mut self, index: DeviceIndex) -> Result<usize, OpenError> {
+        let is_same = |it: &Arc<DomainMemory<P>>| it.domain().device().index() == index;
+        if let Some(place) = self.devices.iter().position(|it| is_same(&it.memory)) {
+            return Ok(place);
+        }
+        let memory = self.domains.iter().find(|it| is_same(it));
+        let memory = memory.filter(|_| self.devices.len() < DEVICES_MAX);
+        let memory = Arc::clone(memory.ok_or(OpenError::UnknownDevice)?);
+        let state = DeviceState::new(memory, &self.arena)?;
+        if let Err(error) = watch(&self.epoll, state.completions.descriptor()) {
+            tracing::error!(%error, "completions cannot be watched");
+        }
+        self.devices.push(state);
+        Ok(self.devices.len() - 1)
+    }
+
+    /// Handles completions of all devices. Returns their number.
+    pub fn poll_completions(&mut self, now: Nanos) -> usize {
+        let mut batch = std::mem::take(&mut self.batch);
+        let mut count = 0;
+        for device in 0..self.devices.len() {
+            for _ in 0..BATCHES_PER_TURN_MAX {
+                let state = &mut self.devices[device];
+                if state.map.version() != state.memory.version() {
+                    state.map = state.memory.map();
+                }
+                let taken = match state.completions.poll(&mut batch) {
+                    Ok(taken) => taken,
+                    Err(error) => {
+                        tracing::error!(%error, "a completion queue for files failed");
+                        self.close_device(device, now);
+                        break;
+                    }
+                };
+                for completion in &batch[..taken] {
+                    self.completed(completion, now);
+                }
+                count += taken;
+                if taken < batch.len() {
+                    break;
+                }
+            }
+        }
+        self.batch = batch;
+        count
+    }
+
+    fn completed(&mut self, completion: &WorkCompletion, now: Nanos) {
+        let id = WorkId::from_bits(completion.wr_id);
+        if self.connection_of(id).is_none() {
+            return;
+        }
+        let result = self.with(id.place(), now, |connection, cx| {
+            if !id.is_receive() {
+                return connection.completed(cx, completion);
+            }
+            if !completion.is_success() {
+                return Err(Fault::Failed(completion.status));
+            }
+            connection.received(id.number(), completion.byte_len);
+            connection.work(cx)
+        });
+        if let Err(fault) = result {
+            self.close(id.place(), Some(&fault), now);
+        }
+    }
+
+    fn with(
+        &mut self,
+        place: u16,
+        now: Nanos,
+        act: impl FnOnce(&mut Connection<P>, &mut Context<'_, P>) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let place = &mut self.places[usize::from(place)];
+        let Some(connection) = place.connection.as_deref_mut() else {
+            return Ok(());
+        };
+        let state = &self.devices[connection.parts.device];
+        let mut core = self.core.borrow_mut();
+        act(
+            connection,
+            &mut Context {
+                core: &mut core,
+                map: &state.map,
+                zeroes: &state.zeroes,
+                counters: &self.counters,
+                scratch: &mut self.scratch,
+                now,
+            },
+        )
+    }
+
+    /// Does what a connection can do now.
+    fn work(&mut self, place: u16, now: Nanos) {
+        let result = self.with(place, now, |connection, cx| {
+            connection.work(cx)?;
+            connection.flush()
+        });
+        if let Err(fault) = result {
+            self.close(place, Some(&fault), now);
+        }
+    }
+
+    /// Passes replies and data to read to their connections, and lets each connection do what it can
+    /// and post it. Returns the number of replies and data.
+    pub fn flush(&mut self, now: Nanos) -> usize {
+        let count = self.take_work(now);
+        for place in 0..self.places.len() as u16 {
+            let connection = self.places[usize::from(place)].connection.as_deref();
+            if connection.is_some_and(|it| it.is_waiting() || it.has_queued()) {
+                self.work(place, now);
+            }
+        }
+        count
+    }
+
+    fn take_work(&mut self, now: Nanos) -> usize {
+        let mut core = self.core.borrow_mut();
+        let mut count = 0;
+        while let Some((key, job)) = core.next_reply(TransportIndex::Rdma) {
+            count += 1;
+            match connection_by_key(&self.places_by_key, &mut self.places, key) {
+                Some(connection) => connection.reply(job),
+                None => {
+                    if let Some(taken) = core.jobs().take(job) {
+                        core.end_request(job, taken);
+                    }
+                }
+            }
+        }
+        while let Some(fetch) = core.next_fetch() {
+            count += 1;
+            match connection_by_key(&self.places_by_key, &mut self.places, fetch.connection) {
+                Some(connection) => connection.fetch(fetch),
+                None => core.fetched(fetch.job, fetch.piece, None, now),
+            }
+        }
+        count
+    }
+
+    /// Whether replies or data to read wait for [`Self::flush`].
+    pub(crate) fn has_work(&self) -> bool {
+        let core = self.core.borrow();
+        core.has_replies(TransportIndex::Rdma) || core.has_fetches()
+    }
+
+    /// Whether a connection waits for memory or room.
+    pub(crate) fn is_waiting(&self) -> bool {
+        let connections = self.places.iter().filter_map(|it| it.connection.as_deref());
+        connections.into_iter().any(Connection::is_waiting)
+    }
+
+    fn close(&mut self, place: u16, fault: Option<&Fault>, now: Nanos) {
+        let own = &mut self.places[usize::from(place)];
+        let Some(connection) = own.connection.take() else {
+            return;
+        };
+        own.generation = own.generation.wrapping_add(1);
+        self.devices[connection.parts.device].reserved -= SEND_REQUESTS_MAX + CREDITS_MAX as u32;
+        self.places_by_key.take(connection.parts.key);
+        if let Some(fault) = fault {
+            self.counters.connections_failed.add(1);
+            if let Some(withheld) = self.log.admit(now) {
+                let client = connection.parts.connection.peer_address();
+                let client = client.map_or_else(String::new, |it| it.to_string());
+                tracing::warn!(client, %fault, withheld, "a connection for files is closed");
+            }
+        }
+        connection.end(&mut self.core.borrow_mut(), now);
+        self.counters.connections.set(self.connections() as u64);
+    }
+
+    fn close_device(&mut self, device: usize, now: Nanos) {
+        for place in 0..self.places.len() as u16 {
+            let connection = self.places[usize::from(place)].connection.as_deref();
+            if connection.is_some_and(|it| it.parts.device == device) {
+                self.close(place, None, now);
+            }
+        }
+    }
+
+    /// Does what time requires.
+    pub fn tick(&mut self, now: Nanos) {
+        if now < self.next_check {
+            return;
+        }
+        self.next_check = now.saturating_add(Nanos::from_millis(CHECK_MS));
+        for place in 0..self.places.len() as u16 {
+            let connection = self.places[usize::from(place)].connection.as_deref_mut();
+            let Some(connection) = connection else {
+                continue;
+            };
+            connection.copy_borrowed(&mut self.core.borrow_mut());
+            if let Err(fault) = connection.check(now) {
+                self.close(place, Some(&fault), now);
+            }
+        }
+        if self.listen_again_at.is_some_and(|at| at <= now) && !self.is_stopping {
+            self.listen_again(now);
+        }
+    }
+
+    fn listen_again(&mut self, now: Nanos) {
+        self.listen_again_at = None;
+        let failed = self.listeners.iter_mut().enumerate();
+        for (index, listening) in failed.filter(|(_, it)| it.listener.is_none()) {
+            let token = Token(LISTENER | index as u64);
+            match self.channel.listen(listening.address, BACKLOG, token) {
+                Ok(listener) => listening.listener = Some(listener),
+                Err(_) => {
+                    let at = now.saturating_add(Nanos::from_millis(LISTEN_AGAIN_MS));
+                    self.listen_again_at = Some(at);
+                }
+            }
+        }
+    }
+
+    /// When [`Self::tick`] is due.
+    pub(crate) fn tick_at(&self) -> Option<Nanos> {
+        match self.places_by_key.is_empty() {
+            true => self.listen_again_at,
+            false => Some(self.next_check),
+        }
+    }
+
+    /// Requests a notification for the next completion of each device.
+    pub(crate) fn arm(&mut self) {
+        for state in &mut self.devices {
+            let armed = state.completions.acknowledge();
+            let armed = armed.and_then(|_| state.completions.arm(false));
+            if let Err(error) = armed {
+                tracing::error!(%error, "completions cannot be awaited");
+            }
+        }
+    }
+
+    /// Ends all connections and listeners.
+    pub fn end(&mut self, now: Nanos) {
+        self.is_stopping = true;
+        self.listeners.clear();
+        for place in 0..self.places.len() as u16 {
+            self.close(place, None, now);
+        }
+        // What was passed to connections that have ended does not wait for them.
+        self.take_work(now);
+    }
+}
+
+fn connection_by_key<'p, P: Provider>(
+    places_by_key: &Connections<u16>,
+    places: &'p mut [Place<P>],
+    key: ConnectionKey,
+) -> Option<&'p mut Connection<P>> {
+    let place = *places_by_key.get(key)?;
+    places[usize::from(place)].connection.as_deref_mut()
+}
+
+fn watch(epoll: &OwnedFd, source: BorrowedFd<'_>) -> std::io::Result<()> {
+    let data = epoll::EventData::new_u64(0);
+    Ok(epoll::add(epoll, source, data, EventFlags::IN)?)
+}

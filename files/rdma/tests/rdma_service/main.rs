@@ -1,0 +1,6 @@
+//! The service over the in-process fabric, on one thread and in virtual time, with clients that use
+//! chunks as Linux does and with hostile ones.
+
+mod data;
+mod hostile;
+mod stage;
