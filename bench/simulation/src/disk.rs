@@ -61,6 +61,9 @@ pub struct DiskBehaviour {
     pub linger_max: Nanos,
     /// Share of requests after which the cache writes a block back.
     pub write_back_permille: u32,
+    /// A flush that fails forgets blocks before this one that it could not write: they can be read,
+    /// but later flushes do not write them, and succeed.
+    pub forgotten_before: u64,
 }
 
 impl DiskBehaviour {
@@ -98,6 +101,8 @@ struct State {
     medium: Vec<u8>,
     /// By block: the data written since the last write to the medium, oldest first.
     cache: BTreeMap<u64, Vec<Box<[u8]>>>,
+    /// Cached blocks that are not written to the medium any more.
+    forgotten: BTreeSet<u64>,
     removed: bool,
     /// The next open fails.
     next_open_fails: bool,
@@ -133,13 +138,26 @@ impl State {
             let range = self.bytes_of(lba);
             self.medium[range].copy_from_slice(data);
             self.cache.remove(&lba);
+            self.forgotten.remove(&lba);
+        } else if self.forgotten.remove(&lba) {
+            self.cache.insert(lba, vec![data.into()]);
         } else {
             self.cache.entry(lba).or_default().push(data.into());
         }
     }
 
+    /// A flush has failed.
+    fn forget(&mut self) {
+        for (lba, _) in self.cache.range(..self.behaviour.forgotten_before) {
+            if self.random.coin() {
+                self.forgotten.insert(*lba);
+            }
+        }
+    }
+
     fn write_back(&mut self, lba: u64) {
-        if let Some(chain) = self.cache.remove(&lba)
+        if !self.forgotten.contains(&lba)
+            && let Some(chain) = self.cache.remove(&lba)
             && let Some(newest) = chain.last()
         {
             let range = self.bytes_of(lba);
@@ -148,7 +166,8 @@ impl State {
     }
 
     fn write_all_back(&mut self) {
-        while let Some((&lba, _)) = self.cache.first_key_value() {
+        let cached: Vec<u64> = self.cache.keys().copied().collect();
+        for lba in cached {
             self.write_back(lba);
         }
     }
@@ -256,6 +275,7 @@ impl Disk {
             random,
             medium: vec![0; bytes],
             cache: BTreeMap::new(),
+            forgotten: BTreeSet::new(),
             removed: false,
             next_open_fails: false,
             is_sync_failed: false,
@@ -354,7 +374,10 @@ impl Disk {
     pub fn cut_power(&self) {
         let mut state = self.state();
         while let Some((lba, chain)) = state.cache.pop_first() {
-            let kept = state.random.below(chain.len() as u64 + 1) as usize;
+            let kept = match state.forgotten.remove(&lba) {
+                true => 0,
+                false => state.random.below(chain.len() as u64 + 1) as usize,
+            };
             state.figures.lost_blocks += u64::from(kept < chain.len());
             if let Some(index) = kept.checked_sub(1) {
                 let range = state.bytes_of(lba);
@@ -525,6 +548,9 @@ impl DiskQueue {
                 && state.behaviour.flush_error_permille > 0
                 && state.random.permille(state.behaviour.flush_error_permille);
             state.figures.flush_errors += u64::from(flush_fails);
+            if flush_fails {
+                state.forget();
+            }
             let fails =
                 removed || flush_fails || state.random.permille(state.behaviour.error_permille);
             let result = if fails {

@@ -89,6 +89,10 @@ pub struct FileFigures {
     pub bytes_judged: u64,
     /// Ends of the server.
     pub kills: u64,
+    /// Times at which the device began to fail.
+    pub failures: u64,
+    /// Volumes that became read-only.
+    pub read_only: u64,
 }
 
 impl FileFigures {
@@ -99,6 +103,8 @@ impl FileFigures {
         self.repeated += other.repeated;
         self.bytes_judged += other.bytes_judged;
         self.kills += other.kills;
+        self.failures += other.failures;
+        self.read_only += other.read_only;
     }
 }
 
@@ -107,8 +113,15 @@ impl fmt::Display for FileFigures {
         write!(
             f,
             "files: {} seeds, {} events, {} operations, {} repetitions answered, {} bytes judged, \
-             the server was killed {} times",
-            self.seeds, self.events, self.operations, self.repeated, self.bytes_judged, self.kills
+             the server was killed {} times, the device failed {} times, {} volumes became read-only",
+            self.seeds,
+            self.events,
+            self.operations,
+            self.repeated,
+            self.bytes_judged,
+            self.kills,
+            self.failures,
+            self.read_only
         )
     }
 }

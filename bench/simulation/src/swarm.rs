@@ -620,6 +620,7 @@ fn disk_behaviour(random: &mut Random, faults: Faults) -> DiskBehaviour {
         flush_error_permille: 0,
         later_permille: share(Fault::Later, random.pick(&[20, 300])),
         write_back_permille: random.pick(&[0, 100, 500]),
+        forgotten_before: 0,
         linger_permille: share(Fault::Linger, 30),
         linger_max: Nanos::from_millis(2500),
     }

@@ -26,6 +26,7 @@ const CALM: DiskBehaviour = DiskBehaviour {
     linger_permille: 0,
     linger_max: Nanos::ZERO,
     write_back_permille: 0,
+    forgotten_before: 0,
 };
 
 struct Bench {

@@ -346,6 +346,35 @@ impl Action {
         }
     }
 
+    /// Whether it may fail because the device does.
+    #[must_use]
+    pub(super) fn may_fail(&self) -> bool {
+        !matches!(
+            self,
+            Self::Lookup { .. }
+                | Self::List { .. }
+                | Self::ReadLink { .. }
+                | Self::GetAttributes { .. }
+                | Self::GetXattr { .. }
+                | Self::Seek { .. }
+                | Self::ReclaimComplete
+                | Self::Renew
+        )
+    }
+
+    /// Whether it succeeds only if metadata are stored, whatever it finds.
+    #[must_use]
+    pub(super) fn stores_metadata(&self) -> bool {
+        matches!(
+            self,
+            Self::CreateFile { .. }
+                | Self::MakeDirectory { .. }
+                | Self::MakeLink { .. }
+                | Self::Remove { .. }
+                | Self::Write { .. }
+        )
+    }
+
     /// Whether its reply is to be kept for a repetition.
     #[must_use]
     pub(super) fn is_kept(&self) -> bool {

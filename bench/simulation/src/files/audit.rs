@@ -78,6 +78,7 @@ impl FileWorld {
     /// Compares the name space with the model, and with `everything` the content of all files.
     pub(super) fn audit(&mut self, everything: bool) -> Result<(), String> {
         self.must_audit = true;
+        self.end_failure()?;
         self.quiesce()?;
         if self.model.objects.is_empty() {
             self.begin_model()?;

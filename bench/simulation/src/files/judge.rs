@@ -15,6 +15,8 @@ use super::model::{Model, Node, ObjectId, Open, Pending};
 pub(super) enum Verdict {
     /// The operation has ended.
     Ended,
+    /// The operation has failed, and was executed or not.
+    Doubtful,
     /// It is to be sent again, now or after a pause.
     Again {
         /// Whether the client waits before that.
@@ -58,6 +60,9 @@ impl Model {
         let has_ended_before = used.any(|it| !self.is_certain(it));
         let is_full = matches!(status, Status::NOSPC | Status::DQUOT) && may_be_full;
         let is_gone = status == Status::STALE && has_ended_before;
+        if status == Status::IO && self.device_fails && pending.action.may_fail() {
+            return Ok(self.failed(id));
+        }
         let is_allowed = self.expected_status(pending, status);
         if !is_allowed && !is_full && !is_gone {
             return Err(told(format!("{status:?}, expected {:?}", pending.expected)));
@@ -67,6 +72,12 @@ impl Model {
         };
         if status != Status::OK {
             return Ok(self.refused(&pending));
+        }
+        if pending.action.stores_metadata()
+            && let Some(failed) = self.metadata_failed
+            && failed < pending.started
+        {
+            return Err(format!("{:?}: the volume is read-only", pending.action));
         }
         self.following = pending.started;
         let followed = self.follow(&mut pending, &results);
@@ -103,6 +114,26 @@ impl Model {
                 _ => false,
             },
             _ => pending.expected.contains(&status),
+        }
+    }
+
+    /// The device has failed under an operation.
+    fn failed(&mut self, id: OperationId) -> Verdict {
+        let Some(pending) = self.pending.remove(&id) else {
+            return Verdict::Ended;
+        };
+        self.content_may_have_changed(&pending);
+        if matches!(pending.action, Action::Read { .. } | Action::Write { .. }) {
+            return Verdict::Ended;
+        }
+        self.metadata_failed.get_or_insert(self.stamp);
+        let claims = &pending.claims;
+        match claims.names.is_empty() && claims.objects.is_empty() {
+            true => self.refused(&pending),
+            false => {
+                self.in_doubt.push(pending);
+                Verdict::Doubtful
+            }
         }
     }
 

@@ -38,6 +38,8 @@ pub(super) enum Node {
 pub(super) struct FileContent {
     pub(super) now: Content,
     pub(super) durable: Content,
+    /// A change has failed, so that what is read now may not be durable.
+    pub(super) is_unsettled: bool,
 }
 
 /// An object.
@@ -120,6 +122,11 @@ pub(super) struct Model {
     pub(super) verifier: Option<[u8; 8]>,
     /// Bytes that were compared.
     pub(super) bytes_judged: u64,
+    /// Requests to the device have failed, or still do.
+    pub(super) device_fails: bool,
+    /// When the first operation ended because metadata could not be stored. None changes anything
+    /// after that, until the server starts again.
+    pub(super) metadata_failed: Option<u64>,
 }
 
 impl Object {
@@ -200,6 +207,7 @@ impl Model {
     /// The server was killed, and nothing of its volume remains.
     pub(super) fn everything_lost(&mut self) {
         self.former_verifiers.extend(self.verifier.take());
+        (self.device_fails, self.metadata_failed) = (false, None);
         self.objects.clear();
         self.pending.clear();
         self.in_doubt.clear();
@@ -372,6 +380,20 @@ impl Model {
         let durable = self.possible(pending);
         if let Some(content) = self.objects[file].file_mut() {
             content.durable = durable;
+            content.is_unsettled &= !pending.concurrent.is_empty();
+        }
+    }
+
+    /// An operation on a file has failed, after any part of it.
+    pub(super) fn content_may_have_changed(&mut self, pending: &Pending) {
+        if let (Some(file), Some(effect)) = (pending.file, &pending.effect)
+            && let Some(content) = self.objects[file].file_mut()
+        {
+            content.is_unsettled = true;
+            for effect in iter::once(effect).chain(&pending.concurrent) {
+                content.now.may_change(effect);
+                content.durable.may_change(effect);
+            }
         }
     }
 
@@ -392,7 +414,7 @@ impl Model {
     /// The file has these bytes, which nothing has changed since they were read.
     pub(super) fn narrow(&mut self, file: ObjectId, offset: u64, data: &[u8]) {
         if let Some(content) = self.objects[file].file_mut() {
-            if content.now == content.durable {
+            if content.now == content.durable && !content.is_unsettled {
                 content.durable.narrow(offset, data);
             }
             content.now.narrow(offset, data);
@@ -407,7 +429,7 @@ impl Model {
         let Some(content) = self.objects[file].file_mut() else {
             return Ok(());
         };
-        if content.now.sizes() == content.durable.sizes() {
+        if content.now.sizes() == content.durable.sizes() && !content.is_unsettled {
             content
                 .durable
                 .set_size(size)
@@ -506,12 +528,14 @@ impl Model {
     /// The server was killed; what is durable of its volume remains.
     pub(super) fn server_killed(&mut self) {
         self.stamp += 1;
+        (self.device_fails, self.metadata_failed) = (false, None);
         let ids: Vec<OperationId> = self.pending.keys().copied().collect();
         self.doubt(&ids);
         self.apply_doubted_contents();
         for object in &mut self.objects {
             if let Some(content) = object.file_mut() {
                 content.now = content.durable.clone();
+                content.is_unsettled = false;
             }
             object.may_be_open.clear();
             // It goes back if changes were lost; the next one has a number of its own.

@@ -50,6 +50,7 @@ const IDEAL: DiskBehaviour = DiskBehaviour {
     linger_permille: 0,
     linger_max: Nanos::ZERO,
     write_back_permille: 0,
+    forgotten_before: 0,
 };
 
 /// Owners that are being stored: until when, and their version.
@@ -122,6 +123,8 @@ pub(super) struct FileServer {
     backing: Backing,
     storage: Storage,
     behaviour: DiskBehaviour,
+    /// Where the data of the volume begin.
+    data_at: u64,
     device_bytes: u64,
     memory_bytes: u64,
     arena: Arc<Arena>,
@@ -176,6 +179,7 @@ impl FileServer {
             backing: swarm.backing,
             storage,
             behaviour: swarm.device,
+            data_at: 0,
             device_bytes: swarm.device_bytes,
             memory_bytes: swarm.memory_bytes,
             arena,
@@ -299,8 +303,10 @@ impl FileServer {
                 let volume = match self.backing {
                     Backing::Durable => {
                         disk.set_behaviour(IDEAL);
-                        let problems = stored::read(disk, pool).map(|it| it.problems());
-                        let problems = problems.map_err(|error| error.to_string())?;
+                        let opening = stored::read(disk, pool);
+                        let opening = opening.map_err(|error| error.to_string())?;
+                        self.data_at = self.device_bytes - opening.usage().data_bytes;
+                        let problems = opening.problems();
                         if !problems.is_empty() {
                             return Err(format!("the volume is inconsistent: {problems:?}"));
                         }
@@ -381,6 +387,35 @@ impl FileServer {
             Storage::Disk(disk) => disk.hold(until),
             Storage::Ram(ram) => ram.hold(until),
         }
+    }
+
+    /// Lets requests to the device fail from now on.
+    pub(super) fn begin_failure(&self, error_permille: u32, flush_error_permille: u32) {
+        self.set_behaviour(DiskBehaviour {
+            error_permille,
+            flush_error_permille,
+            forgotten_before: self.data_at / u64::from(BLOCK_BYTES),
+            ..self.behaviour
+        });
+    }
+
+    /// Requests to the device do not fail any more.
+    pub(super) fn end_failure(&self) {
+        self.set_behaviour(self.behaviour);
+    }
+
+    fn set_behaviour(&self, behaviour: DiskBehaviour) {
+        match &self.storage {
+            Storage::Disk(disk) => disk.set_behaviour(behaviour),
+            Storage::Ram(ram) => ram.set_behaviour(behaviour),
+        }
+    }
+
+    /// Whether its volume has become read-only, as of the last second.
+    #[must_use]
+    pub(super) fn has_failed(&self) -> bool {
+        let levels = self.running.as_ref().map(|it| &it.levels);
+        levels.is_some_and(|it| it.has_failed.get() != 0)
     }
 
     /// When it has something to do next, without another request.

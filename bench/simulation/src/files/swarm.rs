@@ -42,6 +42,8 @@ pub struct FileFaults {
     pub restart: u32,
     /// A client has no connection for a while.
     pub leave: u32,
+    /// Requests to the device fail for a while.
+    pub failure: u32,
 }
 
 /// The choices of a seed.
@@ -102,6 +104,11 @@ impl FileSwarm {
             power: 700,
             restart: sometimes(8),
             leave: sometimes(10),
+            // Drawn apart, so that seeds without failures are as they were before there were some.
+            failure: match Random::new(seed, 0xF4).below(3) {
+                0 => 8,
+                _ => 0,
+            },
         };
         let repetitions = Repetitions {
             twice_permille: sometimes(300),
@@ -119,6 +126,7 @@ impl FileSwarm {
             linger_permille: 0,
             linger_max: Nanos::ZERO,
             write_back_permille: random.pick(&[0, 100, 500]),
+            forgotten_before: 0,
         };
         let network = NetworkBehaviour {
             latency_min: Nanos::from_micros(1),

@@ -25,6 +25,12 @@ const STANDSTILL_MAX: Nanos = Nanos::from_secs(1);
 /// Longest time that a client is away, and that the server does not run.
 const ABSENCE_MAX: Nanos = Nanos::from_secs(3);
 const DOWNTIME_MAX: Nanos = Nanos::from_millis(50);
+/// Longest time that requests to the device fail.
+const FAILURE_MAX: Nanos = Nanos::from_millis(20);
+/// Longest time until a failure of the volume is shown.
+const LEVELS_AFTER: Nanos = Nanos::from_millis(1100);
+/// How often an operator looks for failures, per thousand events.
+const OPERATOR_PERMILLE: u32 = 60;
 /// Longest time between two events without a client that can do anything.
 const AWAIT_MAX: Nanos = Nanos::from_millis(300);
 /// Longest pause before an operation is tried again.
@@ -77,6 +83,8 @@ pub struct FileWorld {
     /// Whether the whole name space is to be compared before anything else.
     pub(super) must_audit: bool,
     server_starts_at: Option<Nanos>,
+    /// Until when requests to the device fail.
+    fails_until: Option<Nanos>,
     /// Steps since anything was done.
     idle_steps: u32,
     /// Events so far.
@@ -85,6 +93,9 @@ pub struct FileWorld {
     pub answered: u64,
     /// Losses of power, and other ends of the server.
     pub kills: u64,
+    /// Times at which the device began to fail, and volumes that became read-only.
+    failures: u64,
+    read_only: u64,
 }
 
 impl FileWorld {
@@ -135,10 +146,13 @@ impl FileWorld {
             model: Model::default(),
             must_audit: false,
             server_starts_at: None,
+            fails_until: None,
             idle_steps: 0,
             event: 0,
             answered: 0,
             kills: 0,
+            failures: 0,
+            read_only: 0,
         })
     }
 
@@ -154,6 +168,8 @@ impl FileWorld {
                 repeated: clients.map(|it| it.session.repeated).sum(),
                 bytes_judged: self.model.bytes_judged,
                 kills: self.kills,
+                failures: self.failures,
+                read_only: self.read_only,
             },
             time: self.now(),
             ..Figures::default()
@@ -178,6 +194,9 @@ impl FileWorld {
         while self.event < self.swarm.events {
             self.event += 1;
             self.faults();
+            if self.model.device_fails && self.random.permille(OPERATOR_PERMILLE) {
+                self.end_failure()?;
+            }
             if self.must_audit {
                 self.audit(false)?;
             } else if self.random.permille(5) {
@@ -230,10 +249,54 @@ impl FileWorld {
         if self.random.permille(faults.restart) {
             self.restart_client(client);
         }
+        if faults.failure > 0 && self.random.permille(faults.failure) && self.server.is_running() {
+            self.begin_failure();
+        }
         if self.random.permille(faults.kill) && self.server.is_running() {
             let power_fails = self.random.permille(faults.power);
             self.kill(power_fails);
         }
+    }
+
+    /// Requests to the device fail for a while, and then succeed again.
+    fn begin_failure(&mut self) {
+        let (errors, flush_errors) = match self.random.below(3) {
+            0 => (0, 1000),
+            1 => (self.random.between(1, 300) as u32, 0),
+            _ => (20, 300),
+        };
+        let until = self.now() + Nanos(self.random.below(FAILURE_MAX.as_nanos()));
+        self.note(format_args!(
+            "the device fails until {until}: {errors} and {flush_errors} per thousand"
+        ));
+        self.server.begin_failure(errors, flush_errors);
+        self.fails_until = Some(until);
+        self.model.device_fails = true;
+        self.failures += 1;
+    }
+
+    /// The operator has found out what fails: the device works, and a read-only volume is opened again
+    /// by another start.
+    pub(super) fn end_failure(&mut self) -> Result<(), String> {
+        if !self.model.device_fails {
+            return Ok(());
+        }
+        self.server.end_failure();
+        self.fails_until = None;
+        self.quiesce()?;
+        self.run_for(LEVELS_AFTER)?;
+        let has_failed = self.server.has_failed();
+        self.note(format_args!("the volume is read-only: {has_failed}"));
+        if self.model.metadata_failed.is_some() && !has_failed {
+            return Err("a change has failed, and the volume is not read-only".to_owned());
+        }
+        if has_failed {
+            self.read_only += 1;
+            let power_fails = self.random.coin();
+            self.kill(power_fails);
+        }
+        self.model.device_fails = false;
+        Ok(())
     }
 
     fn restart_client(&mut self, client: usize) {
@@ -267,6 +330,8 @@ impl FileWorld {
         ));
         self.kills += 1;
         self.server.kill(power_fails);
+        self.server.end_failure();
+        self.fails_until = None;
         let down = Nanos(self.random.below(DOWNTIME_MAX.as_nanos()));
         self.server_starts_at = Some(self.now() + down);
         self.must_audit = true;
@@ -368,6 +433,10 @@ impl FileWorld {
     /// One turn of the server and every client, and the time until the next one.
     pub(super) fn step(&mut self, latest: Nanos) -> Result<(), String> {
         self.start_server()?;
+        if self.fails_until.is_some_and(|it| it <= self.now()) {
+            self.fails_until = None;
+            self.server.end_failure();
+        }
         let mut is_busy = self.server.turn();
         for client in 0..self.clients.len() {
             is_busy |= self.pump(client)?;
@@ -469,6 +538,7 @@ impl FileWorld {
                         let at = self.now() + pause;
                         self.clients[client].again.push((at, id));
                     }
+                    Verdict::Doubtful => self.must_audit = true,
                     Verdict::Ended if self.clients[client].stage != Stage::Ready => {
                         self.clients[client].continues = true;
                     }
