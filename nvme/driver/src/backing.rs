@@ -9,6 +9,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use hugemem::AddressSpace;
+
 /// A PCI NVMe function that this program owns. Shared by all reactors.
 pub trait DeviceBacking: Send + Sync {
     /// Length of the mapped part of BAR 0 in bytes: registers and doorbells.
@@ -58,6 +60,35 @@ pub trait DeviceBacking: Send + Sync {
     ) -> Option<Arc<dyn ControllerMemory>> {
         let _ = (bar, offset, len);
         None
+    }
+
+    /// The address space in which the function accesses memory, if it can be one of several in it.
+    fn address_space(&self) -> Option<AddressSpace> {
+        None
+    }
+
+    /// Reserves `len` addresses of the address space for memory of this function, from `at` on if
+    /// given: nothing else has them. `None` if there are none.
+    fn reserve_addresses(&self, len: u64, at: Option<u64>) -> Option<u64> {
+        let _ = (len, at);
+        None
+    }
+
+    /// Makes the `part` of BAR `bar`, an offset and a length in bytes, accessible to every function of the address space,
+    /// at `address`, which is reserved. It ends with [`unshare_memory`](Self::unshare_memory), and
+    /// before the function is reset or closed. May take milliseconds.
+    ///
+    /// # Errors
+    /// The kernel refused, or memory is shared already.
+    fn share_memory(&self, bar: u8, part: (u64, u64), address: u64) -> io::Result<()> {
+        let _ = (bar, part, address);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Ends the access of other functions. Unless `is_unused`, requests of others may still have the
+    /// addresses, so that they are not used again.
+    fn unshare_memory(&self, is_unused: bool) {
+        let _ = is_unused;
     }
 
     /// Allows the function to access memory, or prevents it. After `Ok` for `false`, the function

@@ -363,6 +363,16 @@ impl Device for NamespaceDevice {
         control.drive_access.as_ref()?.data_memory.clone()
     }
 
+    fn reaches(&self, memory: &Arc<DeviceMemory>) -> bool {
+        let control = self.shared.control();
+        let Some(access) = &control.drive_access else {
+            return false;
+        };
+        let own = access.data_memory.as_ref();
+        let space = access.backing.address_space();
+        own.is_some_and(|it| Arc::ptr_eq(it, memory)) || memory.is_shared_with(space)
+    }
+
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
         let (depth, max) = (options.depth, block::QUEUE_DEPTH_MAX);
         if !(1..=max).contains(&depth) {

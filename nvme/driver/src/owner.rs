@@ -59,9 +59,9 @@ impl AfterStop {
 enum State {
     /// Waits for events, faults and ticks.
     Running,
-    /// Waits for the requests in flight, or the deadline.
+    /// Waits for the requests in flight, also of neighbours on its memory, or the deadline.
     Draining { deadline: Nanos, then: AfterStop },
-    /// Waits for the pairs' acknowledgements, or the deadline.
+    /// Waits for the pairs' acknowledgements and neighbours' requests on its memory, or the deadline.
     Quiescing { deadline: Nanos, then: AfterStop },
     /// Waits for CSTS.SHST, or the deadline.
     ShuttingDown { deadline: Nanos, then: AfterStop },
@@ -339,6 +339,7 @@ impl Drop for DriveOwner {
         if self.is_gone() || !self.shared.dma_running.load(Ordering::Acquire) {
             return;
         }
+        self.unshare_memory();
         let Some(backing) = self.backing.take() else {
             return;
         };

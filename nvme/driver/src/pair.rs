@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use block::{Completion, CompletionBatch, DeviceError, Operation, QueueCounters, Refusal, Request};
-use hugemem::{Data, DeviceMemory, DmaBuffer, DmaLease, Lease};
+use hugemem::{AddressSpace, Data, DeviceMemory, DmaBuffer, DmaLease, Lease};
 use nvme_spec::completion::StatusField;
 use nvme_spec::{Sqe, U16};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
@@ -126,6 +126,8 @@ pub(crate) struct Pair {
     submission: SubmissionQueue,
     /// The part of the controller memory buffer for data.
     pub(crate) data_memory: Option<Arc<DeviceMemory>>,
+    /// The address space of the drive, whose shared memory it can use.
+    pub(crate) space: Option<AddressSpace>,
     backing: Option<Arc<dyn DeviceBacking>>,
     shadow: Option<Arc<DmaBuffer>>,
     sq_doorbell: Doorbell,

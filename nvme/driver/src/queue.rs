@@ -78,6 +78,15 @@ impl DeviceQueue for NamespaceQueue {
         self.pair.borrow().data_memory.clone()
     }
 
+    fn blocks_in(&self, memory: &Arc<DeviceMemory>) -> u32 {
+        if !self.pair.borrow().reaches(memory) {
+            return 0;
+        }
+        let fit = memory.slice_bytes() >> self.namespace_limits.shift;
+        let fit = u32::try_from(fit).unwrap_or(u32::MAX);
+        fit.min(self.namespace_limits.part_blocks)
+    }
+
     fn submit_in_device(
         &mut self,
         request: Request,

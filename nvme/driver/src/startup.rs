@@ -317,7 +317,9 @@ impl Startup {
     /// Room for data in the controller memory buffer.
     fn data_memory(&self) -> Option<Arc<DeviceMemory>> {
         let part_bytes = self.limits().part_bytes as usize;
-        self.buffer.as_ref()?.data(self.room().as_ref(), part_bytes)
+        let room = self.room();
+        let buffer = self.buffer.as_ref()?;
+        buffer.data(room.as_ref(), part_bytes, &*self.backing)
     }
 
     fn read_page(&mut self) -> Box<[u8; 4096]> {

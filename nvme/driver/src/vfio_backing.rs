@@ -1,13 +1,13 @@
 //! A VFIO device as the driver's backing: real drives.
 //!
 //! It only translates calls: [`vfio`] checks bounds, orders doorbells after memory, and makes sure
-//! that the drive accesses only the arena.
+//! that the drive accesses only the arena and memory of other drives.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use hugemem::Arena;
+use hugemem::{AddressSpace, Arena};
 use vfio::{Bar, Container, Device, PciAddress};
 
 use crate::backing::{ControllerMemory, DeviceBacking};
@@ -96,6 +96,22 @@ impl DeviceBacking for VfioBacking {
             len,
             bus_address,
         }))
+    }
+
+    fn address_space(&self) -> Option<AddressSpace> {
+        self.device.address_space()
+    }
+
+    fn reserve_addresses(&self, len: u64, at: Option<u64>) -> Option<u64> {
+        self.device.reserve_addresses(len, at)
+    }
+
+    fn share_memory(&self, bar: u8, part: (u64, u64), address: u64) -> io::Result<()> {
+        self.device.map_for_neighbours(bar, part, address)
+    }
+
+    fn unshare_memory(&self, is_unused: bool) {
+        self.device.unmap_for_neighbours(is_unused);
     }
 
     fn set_bus_master(&self, on: bool) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! Everything that the controller accesses: the arena through its second mapping, its own memory
 //! buffer, interrupts.
 //!
-//! Rejects addresses outside of both, and all accesses while bus mastering is off.
+//! It accesses memory of other drives as far as it is mapped. Rejects other addresses, and all accesses while bus mastering is off.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,19 +13,29 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use nvme_driver::backing::ControllerMemory;
 
+use super::space::EmulatedSpace;
+
 /// Bus address of the controller memory buffer: the value of its BAR.
 const CONTROLLER_MEMORY_BUS_ADDRESS: u64 = 0x40_0000_0000;
+
+/// What is in a buffer that has lost its content.
+const LOST_WORD: u64 = 0xdbdb_dbdb_dbdb_dbdb;
 
 /// The controller memory buffer. The host writes it without the controller's lock, like posted
 /// writes.
 pub(super) struct Memory {
     words: Box<[AtomicU64]>,
+    /// Whether the drive is in its slot.
+    is_present: AtomicBool,
 }
 
 impl Memory {
     pub(super) fn new(bytes: usize) -> Arc<Self> {
         let words = (0..bytes / 8).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(Self { words })
+        Arc::new(Self {
+            words,
+            is_present: AtomicBool::new(true),
+        })
     }
 
     /// Writes bytes, which is done by the controller only.
@@ -44,6 +54,19 @@ impl Memory {
             let at = offset + at;
             let word = self.words[at / 8].load(Ordering::Acquire).to_le_bytes();
             *byte = word[at % 8];
+        }
+    }
+}
+
+impl Memory {
+    pub(super) fn is_present(&self) -> bool {
+        self.is_present.load(Ordering::Acquire)
+    }
+
+    /// Overwrites everything: a controller that stops loses the content.
+    pub(super) fn lose(&self) {
+        for word in &self.words {
+            word.store(LOST_WORD, Ordering::Release);
         }
     }
 }
@@ -78,6 +101,8 @@ pub(super) enum Location {
     Arena(usize),
     /// The controller memory buffer, at this offset.
     Controller(usize),
+    /// Memory of another drive.
+    Neighbour,
 }
 
 pub(super) struct Bus {
@@ -90,6 +115,8 @@ pub(super) struct Bus {
     placed: AtomicU64,
     master: AtomicBool,
     vectors: Box<[Vector]>,
+    /// The address space that it shares, and its number there.
+    pub(super) space: Option<(Arc<EmulatedSpace>, u64)>,
 }
 
 const UNPLACED: u64 = u64::MAX;
@@ -100,6 +127,7 @@ impl Bus {
         base: u64,
         (memory, holds_data): (Option<Arc<Memory>>, bool),
         vectors: u16,
+        space: Option<Arc<EmulatedSpace>>,
     ) -> io::Result<Self> {
         let vector = |_| {
             let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
@@ -116,6 +144,10 @@ impl Bus {
             placed: AtomicU64::new(UNPLACED),
             master: AtomicBool::new(false),
             vectors: (0..vectors).map(vector).collect::<io::Result<_>>()?,
+            space: space.map(|space| {
+                let number = space.join();
+                (space, number)
+            }),
         })
     }
 
@@ -137,6 +169,14 @@ impl Bus {
         self.place_memory(Some(CONTROLLER_MEMORY_BUS_ADDRESS));
     }
 
+    /// Inserts the drive or removes it, whose memory then has lost its content and does not respond.
+    pub(super) fn set_present(&self, is_present: bool) {
+        if let Some(memory) = &self.memory {
+            memory.is_present.store(is_present, Ordering::Release);
+            memory.lose();
+        }
+    }
+
     pub(super) fn set_master(&self, on: bool) {
         self.master.store(on, Ordering::Release);
     }
@@ -156,12 +196,28 @@ impl Bus {
         if let Some(offset) = within(self.base, self.view.len()) {
             return Some(Location::Arena(offset));
         }
-        let memory = self.memory.as_ref()?;
         let placed = self.placed.load(Ordering::Acquire);
-        if placed == UNPLACED {
-            return None;
+        if let Some(memory) = self.memory.as_ref().filter(|_| placed != UNPLACED)
+            && let Some(offset) = within(placed, memory.len())
+        {
+            return Some(Location::Controller(offset));
         }
-        within(placed, memory.len()).map(Location::Controller)
+        let (space, _) = self.space.as_ref()?;
+        space.access(address, len, |_, _| ())?;
+        Some(Location::Neighbour)
+    }
+
+    /// Accesses memory of another drive.
+    fn reach(&self, address: u64, len: usize, act: impl FnOnce(&Memory, usize)) -> Option<()> {
+        let (space, _) = self.space.as_ref().filter(|_| self.is_master())?;
+        space.count_access();
+        space.access(address, len, act)
+    }
+
+    /// Whether other drives may access the memory.
+    pub(super) fn is_shared(&self) -> bool {
+        let space = self.space.as_ref();
+        space.is_some_and(|(space, number)| space.is_mapped(*number))
     }
 
     /// Reads memory. Returns `None` if there is none, or the controller may not access it.
@@ -173,6 +229,9 @@ impl Bus {
         match self.place(address, into.len())? {
             Location::Arena(offset) => self.view.read(offset, into),
             Location::Controller(offset) => self.memory.as_ref()?.read(offset, into),
+            Location::Neighbour => {
+                self.reach(address, into.len(), |memory, at| memory.read(at, into))?;
+            }
         }
         Some(())
     }
@@ -189,6 +248,9 @@ impl Bus {
                 self.memory.as_ref()?.write(offset, from);
                 Some(())
             }
+            Location::Neighbour => {
+                self.reach(address, from.len(), |memory, at| memory.write(at, from))
+            }
             Location::Arena(_) | Location::Controller(_) => None,
         }
     }
@@ -199,7 +261,7 @@ impl Bus {
             Location::Arena(offset) if self.is_master() && offset.is_multiple_of(4) => {
                 Some(u32::from_le(self.view.load_u32(offset, Ordering::Acquire)))
             }
-            Location::Arena(_) | Location::Controller(_) => None,
+            Location::Arena(_) | Location::Controller(_) | Location::Neighbour => None,
         }
     }
 
@@ -212,7 +274,7 @@ impl Bus {
                     .store_u32(offset, value.to_le(), Ordering::Release);
                 Some(())
             }
-            Location::Arena(_) | Location::Controller(_) => None,
+            Location::Arena(_) | Location::Controller(_) | Location::Neighbour => None,
         }
     }
 

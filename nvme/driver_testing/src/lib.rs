@@ -35,6 +35,7 @@ mod namespaces;
 mod options;
 mod queues;
 mod registers;
+mod space;
 mod state;
 mod transfer;
 
@@ -43,7 +44,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hugemem::{DmaView, Region};
+use hugemem::{AddressSpace, DmaView, Region};
 use reactors::Nanos;
 
 pub use block_testing::When;
@@ -53,6 +54,8 @@ pub use fault::{FAULT_RULES_MAX, Fault, FaultId, FaultMatch, FaultRule, Queues};
 pub use options::{
     ControllerMemoryOptions, EmulatedNamespace, EmulatedOptions, SglRules, ShadowDoorbells,
 };
+
+pub use space::EmulatedSpace;
 
 use bus::{Bus, Memory};
 use nvme_driver::backing::{ControllerMemory, DeviceBacking};
@@ -96,7 +99,8 @@ impl EmulatedController {
         let view = DmaView::of_arena(memory)?;
         let holds_data = options.controller_memory.is_some_and(|it| it.holds_data);
         let buffer = (buffer, holds_data);
-        let bus = Bus::new(view, options.dma_base, buffer, options.interrupt_vectors)?;
+        let (vectors, space) = (options.interrupt_vectors, options.space.clone());
+        let bus = Bus::new(view, options.dma_base, buffer, vectors, space)?;
         let stride = 4_usize << options.doorbell_stride;
         let doorbells = 2 * (usize::from(options.io_queues_max) + 1) * stride;
         let registers_len = 4096 + doorbells.next_multiple_of(4096);
@@ -203,6 +207,39 @@ impl DeviceBacking for EmulatedController {
             && offset == CONTROLLER_MEMORY_OFFSET
             && len == memory.len() as u64;
         whole.then(|| Arc::clone(memory) as Arc<dyn ControllerMemory>)
+    }
+
+    fn address_space(&self) -> Option<AddressSpace> {
+        let (space, _) = self.shared.bus.space.as_ref()?;
+        Some(space.id())
+    }
+
+    fn reserve_addresses(&self, len: u64, at: Option<u64>) -> Option<u64> {
+        let (space, number) = self.shared.bus.space.as_ref()?;
+        space.reserve(*number, len, at)
+    }
+
+    fn share_memory(&self, bar: u8, (offset, len): (u64, u64), address: u64) -> io::Result<()> {
+        let (space, number) = self
+            .shared
+            .bus
+            .space
+            .as_ref()
+            .ok_or(io::ErrorKind::NotFound)?;
+        let memory = self.shared.bus.memory().ok_or(io::ErrorKind::NotFound)?;
+        assert_eq!(bar, CONTROLLER_MEMORY_BAR);
+        let offset = (offset - CONTROLLER_MEMORY_OFFSET) as usize;
+        assert!(
+            offset + len as usize <= memory.len(),
+            "outside of the buffer"
+        );
+        space.map(*number, memory, (offset, len as usize), address)
+    }
+
+    fn unshare_memory(&self, is_unused: bool) {
+        if let Some((space, number)) = &self.shared.bus.space {
+            space.unmap(*number, is_unused);
+        }
     }
 
     fn set_bus_master(&self, on: bool) -> io::Result<()> {

@@ -1,9 +1,13 @@
 //! Options of an emulated drive: register limits, namespaces, supported commands.
 
+use std::sync::Arc;
+
 use block_testing::Latency;
 use nvme_spec::identify::DeallocatedRead;
 use nvme_spec::registers::Version;
 use reactors::Nanos;
+
+use super::space::EmulatedSpace;
 
 /// How the controller uses shadow doorbells once the host has configured them (Base 2.1 §5.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +145,8 @@ pub struct EmulatedOptions {
     pub sgl: SglRules,
     /// The controller memory buffer, if any.
     pub controller_memory: Option<ControllerMemoryOptions>,
+    /// The address space that it shares with other drives, if any.
+    pub space: Option<Arc<EmulatedSpace>>,
     /// Whether Compare, Write Zeroes and Dataset Management are supported.
     pub optional_commands: bool,
     /// Largest Write Zeroes: 2^this smallest pages; 0 means no limit (WZSL).
@@ -183,6 +189,7 @@ impl Default for EmulatedOptions {
             shadow_doorbells: ShadowDoorbells::Unsupported,
             sgl: SglRules::Unsupported,
             controller_memory: None,
+            space: None,
             optional_commands: true,
             write_zeroes_code: 0,
             event_requests_max: 4,

@@ -248,7 +248,10 @@ impl State {
         let old = std::mem::replace(&mut self.registers.cc, new);
         match (old.en(), new.en()) {
             (false, true) => self.enable(bus, new),
-            (true, false) => self.disable(),
+            (true, false) => {
+                self.lose_memory(bus);
+                self.disable();
+            }
             (true, true) => {
                 let fixed = |cc: Cc| (cc.css(), cc.mps(), cc.ams());
                 if fixed(old) != fixed(new) {
@@ -300,6 +303,15 @@ impl State {
             && aqa.acqs_z() >= 1
             && registers.asq.is_multiple_of(page)
             && registers.acq.is_multiple_of(page)
+    }
+
+    /// The controller is about to stop, and its memory loses the content. A host has ended the access
+    /// of other drives before.
+    fn lose_memory(&mut self, bus: &Bus) {
+        self.counters.illegal_accesses += u64::from(bus.is_shared());
+        if let Some(memory) = bus.memory() {
+            memory.lose();
+        }
     }
 
     fn disable(&mut self) {
@@ -374,6 +386,7 @@ impl State {
             return false;
         }
         self.counters.function_resets += 1;
+        self.lose_memory(bus);
         self.reset_registers(bus);
         bus.set_master(false);
         true

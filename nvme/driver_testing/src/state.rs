@@ -548,6 +548,7 @@ impl State {
         bus.set_master(false);
         bus.disarm_all();
         bus.place_memory(None);
+        bus.set_present(false);
     }
 
     fn write_pending_in_part(&mut self, bus: &Bus) {
@@ -575,6 +576,7 @@ impl State {
             return;
         }
         self.present = true;
+        bus.set_present(true);
         self.health.power_cycles += 1;
         for namespace in &mut self.namespaces {
             namespace.power_on();

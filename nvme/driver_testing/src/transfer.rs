@@ -70,7 +70,7 @@ impl Transfer {
 
     fn push(&mut self, bus: &Bus, address: u64, bytes: usize) -> Result<(), Status> {
         match bus.place(address, bytes) {
-            Some(Location::Arena(_)) => {}
+            Some(Location::Arena(_) | Location::Neighbour) => {}
             Some(Location::Controller(_)) if bus.holds_data => {}
             Some(Location::Controller(_)) => return Err(Status::INVALID_USE_OF_CMB.with_dnr()),
             None => return Err(Status::DATA_TRANSFER_ERROR),
@@ -309,7 +309,7 @@ fn check_list(bus: &Bus, address: u64, bytes: usize) -> Result<(), Status> {
     match bus.place(address, bytes) {
         Some(Location::Arena(_)) => Ok(()),
         Some(Location::Controller(_)) => Err(Status::INVALID_USE_OF_CMB.with_dnr()),
-        None => Err(Status::DATA_TRANSFER_ERROR),
+        Some(Location::Neighbour) | None => Err(Status::DATA_TRANSFER_ERROR),
     }
 }
 

@@ -8,6 +8,7 @@
 //! Register offsets and commands: NVM Express Base 2.1 §3.1.4 and §5.1.13.
 
 use std::error::Error;
+use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -170,11 +171,65 @@ fn controller_memory(device: &Device, cap: u64) -> Outcome {
     bar.write_u64(4096, 0x1122_3344_5566_7788);
     assert_eq!(bar.read_u64(4096), 0x1122_3344_5566_7788);
     registers.write_u64(CMBMSC, 0);
+    share(device, index, bar.len() as u64)?;
     println!(
         "{}: controller memory of {} bytes at {at:#x}",
         device.address(),
         bar.len()
     );
+    Ok(())
+}
+
+/// Maps a BAR for the other drives, as far as it may be.
+fn share(device: &Device, bar: u8, len: u64) -> Outcome {
+    let kind = |result: std::io::Result<()>| result.map_err(|error| error.kind());
+    let refused = |kind: ErrorKind| Err::<(), _>(kind);
+    let map = |part: (u64, u64), address| kind(device.map_for_neighbours(bar, part, address));
+    assert_eq!(
+        map((0, len), 1 << 38),
+        refused(ErrorKind::InvalidInput),
+        "not reserved"
+    );
+    let first = device.reserve_addresses(len, None).ok_or("no addresses")?;
+    assert_eq!(device.reserve_addresses(len, None), Some(first));
+    for (part, address) in [
+        ((0, 0), first),
+        ((0, len + 4096), first),
+        ((0, len), first + 4096),
+        ((0, len), first - 4096),
+        ((4096, len), first),
+        ((u64::MAX, 4096), first),
+    ] {
+        let result = map(part, address);
+        assert_eq!(
+            result,
+            refused(ErrorKind::InvalidInput),
+            "{part:?} {address:#x}"
+        );
+    }
+    assert!(device.map_for_neighbours(9, (0, 4096), first).is_err());
+    assert_eq!(map((0, len), first), Ok(()));
+    assert_eq!(map((0, len), first), refused(ErrorKind::AlreadyExists));
+    assert_eq!(device.reserve_addresses(4096, None), None, "it is mapped");
+    device.unmap_for_neighbours(true);
+    assert_eq!(device.reserve_addresses(len, None), Some(first), "kept");
+    let start = Instant::now();
+    assert_eq!(map((0, len), first), Ok(()));
+    let mapped = start.elapsed();
+    device.unmap_for_neighbours(false);
+    println!(
+        "{}: {len} bytes mapped in {mapped:?}, and unmapped in {:?}",
+        device.address(),
+        start.elapsed().saturating_sub(mapped)
+    );
+    // A lost request may still use the addresses.
+    let other = device.reserve_addresses(len, None).ok_or("no addresses")?;
+    assert_ne!(other, first);
+    assert_eq!(map((0, len), other), Ok(()));
+    device.reset()?;
+    let last = device.reserve_addresses(len, None).ok_or("no addresses")?;
+    assert!(last != other && last != first);
+    assert_eq!(map((0, len), last), Ok(()), "the reset has unmapped it");
     Ok(())
 }
 

@@ -67,6 +67,17 @@ impl Bar {
         })
     }
 
+    /// The mapped part that contains `len` bytes at `offset`, and the offset within the part. `None`
+    /// if the kernel does not map all of them.
+    pub(crate) fn mapped(&self, offset: u64, len: u64) -> Option<(&Mapping, usize)> {
+        let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
+        self.parts.iter().find_map(|(start, mapping)| {
+            let within = offset.checked_sub(*start)?;
+            mapping.address_of(within, len)?;
+            Some((mapping, within))
+        })
+    }
+
     /// Reads four bytes in one access. Returns all ones if the function was removed.
     ///
     /// # Panics
@@ -163,6 +174,24 @@ mod tests {
             pread(&*file, &mut bytes, 8192 + offset as u64).unwrap();
             assert_eq!(u64::from_le_bytes(bytes), (7 << 32) + offset as u64);
         }
+    }
+
+    #[test]
+    fn bytes_that_the_kernel_does_not_map_are_not_mapped_for_others() {
+        let (bar, _file) = half_mapped();
+        for (offset, len) in [
+            (0, 4096),
+            (0, 8192),
+            (4095, 4097),
+            (4096, 4097),
+            (8192, 1),
+            (u64::MAX, 1),
+            (4096, u64::MAX),
+        ] {
+            assert!(bar.mapped(offset, len).is_none(), "{offset:#x} {len:#x}");
+        }
+        assert!(matches!(bar.mapped(4096, 4096), Some((_, 0))));
+        assert!(matches!(bar.mapped(8191, 1), Some((_, 4095))));
     }
 
     #[test]

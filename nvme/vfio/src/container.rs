@@ -11,14 +11,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hugemem::{Arena, DmaMap, DmaMapError, Region};
+use hugemem::{AddressSpace, Arena, DmaMap, DmaMapError, Region};
 use vfio_bindings::bindings::vfio as abi;
 
+use crate::bar::Bar;
 use crate::capabilities::IommuInfo;
 use crate::device::{Device, Handle};
 use crate::diagnosis::{Nodes, check_lock_limit, diagnose, node_problem};
 use crate::function::group_number;
-use crate::placement::{PlacementError, PlacementRequest, choose_address};
+use crate::placement::{PlacementError, PlacementRequest, choose_address, choose_device_address};
 use crate::system::System;
 use crate::{Error, PciAddress, Problem, ioctl};
 
@@ -32,6 +33,47 @@ pub struct Container {
     system: System,
     kind: Kind,
     state: Mutex<State>,
+    space: AddressSpace,
+    /// Another lock than that of `state`, which is kept while the arena is mapped: a reactor may
+    /// start a drive meanwhile.
+    addresses: Mutex<Addresses>,
+}
+
+/// The addresses that devices use: ranges with their first and last one.
+#[derive(Debug, Default)]
+struct Addresses {
+    /// Those that the IOMMU can translate.
+    usable: Vec<(u64, u64)>,
+    arena: Option<(u64, u64)>,
+    /// Memory of devices.
+    reserved: Vec<(u64, u64)>,
+}
+
+/// Memory of a device that is mapped for every device of the container. Dropping it without
+/// [`unmap`](Self::unmap) leaves it mapped.
+#[derive(Debug)]
+pub(crate) struct BarMapping {
+    container: Arc<Container>,
+    /// Keeps the device open.
+    bar: Arc<Bar>,
+    address: u64,
+    len: u64,
+}
+
+impl BarMapping {
+    /// Ends the mapping: no device of the container accesses the memory any more. Returns whether
+    /// the kernel did it. If not, the device stays open, because devices may still access its
+    /// memory.
+    pub(crate) fn unmap(self) -> bool {
+        let Kind::Type1 { file } = &self.container.kind else {
+            return false;
+        };
+        let unmapped = ioctl::unmap(file.as_fd(), self.address, self.len).is_ok();
+        if !unmapped {
+            std::mem::forget(self.bar);
+        }
+        unmapped
+    }
 }
 
 #[derive(Debug)]
@@ -69,6 +111,12 @@ pub(crate) struct Membership {
     container: Arc<Container>,
     address: PciAddress,
     group: Option<u32>,
+}
+
+impl Membership {
+    pub(crate) fn container(&self) -> &Arc<Container> {
+        &self.container
+    }
 }
 
 impl Drop for Membership {
@@ -116,7 +164,61 @@ impl Container {
             system: system.clone(),
             kind,
             state: Mutex::default(),
+            space: AddressSpace::unique(),
+            addresses: Mutex::default(),
         }))
+    }
+
+    fn addresses(&self) -> MutexGuard<'_, Addresses> {
+        self.addresses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The address space of its devices.
+    pub(crate) fn space(&self) -> AddressSpace {
+        self.space
+    }
+
+    /// Reserves addresses for `len` bytes of a device's memory, from `at` on if given. `None` if
+    /// something else has them, or if there are none.
+    pub(crate) fn reserve(&self, len: u64, at: Option<u64>) -> Option<u64> {
+        let mut addresses = self.addresses();
+        let taken = addresses.reserved.iter().copied();
+        let taken: Vec<_> = taken.chain(addresses.arena).collect();
+        let first = choose_device_address(len, at, &addresses.usable, &taken)?;
+        addresses.reserved.push((first, first + (len - 1)));
+        Some(first)
+    }
+
+    /// Ends the reservation of the addresses from `first` on, which no device uses any more.
+    pub(crate) fn unreserve(&self, first: u64) {
+        let mut addresses = self.addresses();
+        addresses.reserved.retain(|range| range.0 != first);
+    }
+
+    /// Maps `len` bytes at `offset` of a BAR for all devices of the container, at `address`.
+    ///
+    /// # Errors
+    /// The kernel's, and `Unsupported` with iommufd, which maps no BAR by its address in a program.
+    pub(crate) fn map_bar(
+        self: &Arc<Self>,
+        bar: &Arc<Bar>,
+        (offset, len): (u64, u64),
+        address: u64,
+    ) -> io::Result<BarMapping> {
+        let Kind::Type1 { file } = &self.kind else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let mapped = bar.mapped(offset, len);
+        let (memory, within) = mapped.ok_or(io::ErrorKind::InvalidInput)?;
+        ioctl::map_device_memory(file.as_fd(), memory, (within, len as usize), address)?;
+        Ok(BarMapping {
+            container: Arc::clone(self),
+            bar: Arc::clone(bar),
+            address,
+            len,
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -352,6 +454,9 @@ impl Container {
         })?;
         state.address = Some(at);
         state.is_mapped = true;
+        let mut addresses = self.addresses();
+        addresses.arena = Some((at, at + (wanted.len - 1)));
+        addresses.usable = info.ranges;
         Ok(())
     }
 
@@ -471,6 +576,68 @@ mod tests {
             panic!("opened what is not there");
         };
         assert!(line(&problem).contains("windlass bind"));
+    }
+
+    /// A container that no kernel knows, with usable addresses, and a BAR.
+    fn container() -> (Arc<Container>, Arc<Bar>) {
+        let container = Container {
+            system: System::default(),
+            kind: Kind::Type1 {
+                file: tempfile::tempfile().unwrap().into(),
+            },
+            state: Mutex::default(),
+            space: AddressSpace::unique(),
+            addresses: Mutex::new(Addresses {
+                usable: vec![(0, (1 << 39) - 1)],
+                arena: Some((1 << 32, (1 << 32) + (64 << 20) - 1)),
+                reserved: Vec::new(),
+            }),
+        };
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        let region = crate::capabilities::RegionInfo {
+            size: 8192,
+            offset: 0,
+            mappable: vec![(0, 8192)],
+        };
+        let bar = Bar::map(&Handle::new(file.into(), None), &region).unwrap();
+        (Arc::new(container), Arc::new(bar))
+    }
+
+    #[test]
+    fn addresses_of_devices_are_reserved_once() {
+        let (container, _) = container();
+        let one = container.reserve(1 << 20, None).expect("room");
+        assert!(one > (1 << 32) + (64 << 20), "behind the arena");
+        let other = container.reserve(1 << 20, None).expect("room");
+        assert_ne!(one, other);
+        assert_eq!(container.reserve(4096, Some(other)), None);
+        assert_eq!(container.reserve(4096, Some(1 << 32)), None, "the arena");
+        container.unreserve(other);
+        assert_eq!(container.reserve(4096, Some(other)), Some(other));
+        assert_eq!(container.reserve(u64::MAX, None), None);
+        assert_eq!(container.reserve(0, None), None);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_map_is_an_error_and_keeps_no_device_open() {
+        let (container, bar) = container();
+        for part in [(0, 8193), (4096, 8192), (8192, 1), (u64::MAX, 4096)] {
+            let error = container.map_bar(&bar, part, 1 << 33).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{part:?}");
+        }
+        let error = container.map_bar(&bar, (0, 8192), 1 << 33).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTTY), "{error}");
+        assert_eq!(Arc::strong_count(&bar), 1);
+        // A mapping that the kernel does not end keeps its device open.
+        let mapping = BarMapping {
+            container: Arc::clone(&container),
+            bar: Arc::clone(&bar),
+            address: 1 << 33,
+            len: 8192,
+        };
+        assert!(!mapping.unmap());
+        assert_eq!(Arc::strong_count(&bar), 2);
     }
 
     #[test]

@@ -3,15 +3,16 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hugemem::AddressSpace;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{pread, pwrite};
 use vfio_bindings::bindings::vfio::{self as abi, vfio_device_info};
 
 use crate::bar::Bar;
 use crate::capabilities::RegionInfo;
-use crate::container::Membership;
+use crate::container::{BarMapping, Container, Membership};
 use crate::{Error, PciAddress, ioctl};
 
 /// Number of base address registers of a function.
@@ -31,15 +32,16 @@ const BASE_FLAGS: u32 = 0xf;
 #[derive(Debug)]
 pub(crate) struct Handle {
     file: OwnedFd,
-    _membership: Option<Membership>,
+    membership: Option<Membership>,
 }
 
 impl Handle {
     pub(crate) fn new(file: OwnedFd, membership: Option<Membership>) -> Arc<Handle> {
-        Arc::new(Handle {
-            file,
-            _membership: membership,
-        })
+        Arc::new(Handle { file, membership })
+    }
+
+    fn container(&self) -> Option<&Arc<Container>> {
+        Some(self.membership.as_ref()?.container())
     }
 }
 
@@ -57,12 +59,22 @@ struct Interrupts {
     vectors: Vec<OwnedFd>,
 }
 
+/// Memory of a function that other functions may access.
+#[derive(Debug, Default)]
+struct SharedMemory {
+    /// The first of its addresses, and their number.
+    reserved: Option<(u64, u64)>,
+    mapping: Option<BarMapping>,
+}
+
 /// An open PCI function: registers, configuration space, interrupts, reset. Shared by all threads.
 ///
 /// When it and all its [`Bar`]s are dropped, the kernel stops the function, disconnects its
-/// interrupts and resets it.
+/// interrupts and resets it. Other functions cannot access its memory any more then, and neither
+/// can they during a [`reset`](Self::reset).
 #[derive(Debug)]
 pub struct Device {
+    shared: Mutex<SharedMemory>,
     registers: Arc<Bar>,
     regions: [RegionInfo; BARS],
     /// Offset of the configuration space in the descriptor, and its length.
@@ -132,6 +144,7 @@ impl Device {
         let removal_event_fd = register_removal_event(handle.as_fd())
             .map_err(failed("cannot watch for its removal"))?;
         Ok(Device {
+            shared: Mutex::default(),
             registers: Arc::new(registers),
             regions,
             configuration,
@@ -193,6 +206,79 @@ impl Device {
         Ok(u64::from(high) << 32 | u64::from(low & !BASE_FLAGS))
     }
 
+    fn shared(&self) -> MutexGuard<'_, SharedMemory> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The address space in which the function accesses memory.
+    #[must_use]
+    pub fn address_space(&self) -> Option<AddressSpace> {
+        self.handle.container().map(|container| container.space())
+    }
+
+    /// Addresses of the container for `len` bytes of this function's memory, from `at` on if given:
+    /// neither the arena nor memory of another function has them. The function keeps them until
+    /// it is dropped. `None` if there are none.
+    #[must_use]
+    pub fn reserve_addresses(&self, len: u64, at: Option<u64>) -> Option<u64> {
+        let container = self.handle.container()?;
+        let mut shared = self.shared();
+        if let Some((first, reserved)) = shared.reserved {
+            if reserved == len && at.is_none_or(|at| at == first) {
+                return Some(first);
+            }
+            if shared.mapping.is_some() {
+                return None;
+            }
+            container.unreserve(first);
+            shared.reserved = None;
+        }
+        let first = container.reserve(len, at)?;
+        shared.reserved = Some((first, len));
+        Some(first)
+    }
+
+    /// Maps `len` bytes at `offset` of a BAR for all functions in the container, at `address`, which
+    /// is within the reserved addresses with all bytes.
+    ///
+    /// # Errors
+    /// `InvalidInput` if they are not, or the kernel does not map this part of the BAR; `AlreadyExists`;
+    /// `Unsupported` with iommufd; otherwise the kernel's error.
+    pub fn map_for_neighbours(
+        &self,
+        bar: u8,
+        (offset, len): (u64, u64),
+        address: u64,
+    ) -> io::Result<()> {
+        let container = self.handle.container().ok_or(io::ErrorKind::NotFound)?;
+        let bar = self.bar(bar)?;
+        let mut shared = self.shared();
+        if shared.mapping.is_some() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let is_reserved = shared.reserved.is_some_and(|(first, reserved)| {
+            let begin = address.checked_sub(first);
+            begin.is_some_and(|begin| begin <= reserved && len <= reserved - begin)
+        });
+        if !is_reserved || len == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        shared.mapping = Some(container.map_bar(&bar, (offset, len), address)?);
+        Ok(())
+    }
+
+    /// Ends the mapping for other functions, if there is one. Unless `is_unused`, requests of others
+    /// may still use the addresses, so they are never used again.
+    pub fn unmap_for_neighbours(&self, is_unused: bool) {
+        let mut shared = self.shared();
+        if let Some(mapping) = shared.mapping.take() {
+            let is_unmapped = mapping.unmap();
+            if !is_unmapped || !is_unused {
+                shared.reserved = None;
+            }
+        }
+    }
+
     fn configuration_u32(&self, offset: u64) -> io::Result<u32> {
         let mut bytes = [0; 4];
         read_configuration(&self.handle, self.configuration, offset, &mut bytes)?;
@@ -225,6 +311,7 @@ impl Device {
         if !self.can_reset {
             return Err(io::ErrorKind::Unsupported.into());
         }
+        self.unmap_for_neighbours(false);
         // Ignore errors: a reset may recover a function whose configuration space no longer
         // responds.
         let _ = self.set_bus_master(false);
@@ -285,6 +372,17 @@ impl Device {
     #[must_use]
     pub fn removal_event(&self) -> Option<BorrowedFd<'_>> {
         self.removal_event_fd.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.unmap_for_neighbours(false);
+        if let Some(container) = self.handle.container()
+            && let Some((first, _)) = self.shared().reserved
+        {
+            container.unreserve(first);
+        }
     }
 }
 

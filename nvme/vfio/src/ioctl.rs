@@ -14,6 +14,7 @@ use vfio_bindings::bindings::vfio::{self as abi, vfio_device_info, vfio_iommu_ty
 
 use crate::PciAddress;
 use crate::capabilities::Info;
+use crate::mapping::Mapping;
 
 /// `_IO(';', 100 + number)`: VFIO's request numbers contain no size; the structures do.
 const fn vfio_request(number: u32) -> libc::Ioctl {
@@ -33,6 +34,7 @@ const DEVICE_SET_IRQS: libc::Ioctl = vfio_request(10);
 const DEVICE_RESET: libc::Ioctl = vfio_request(11);
 const IOMMU_GET_INFO: libc::Ioctl = vfio_request(12);
 const IOMMU_MAP_DMA: libc::Ioctl = vfio_request(13);
+const IOMMU_UNMAP_DMA: libc::Ioctl = vfio_request(14);
 const DEVICE_BIND_IOMMUFD: libc::Ioctl = vfio_request(18);
 const DEVICE_ATTACH_IOMMUFD_PT: libc::Ioctl = vfio_request(19);
 
@@ -241,6 +243,60 @@ pub(crate) fn map_region(
     // SAFETY: VFIO_IOMMU_MAP_DMA reads the structure; the accesses that it permits are argued
     // above.
     unsafe { with_structure(container, IOMMU_MAP_DMA, &mut structure) }.map(drop)
+}
+
+/// Maps `len` bytes at `offset` of a device's mapped memory for every device of a container, from
+/// `address` on, until [`unmap`].
+///
+/// Memory safety: `memory` consists of registers or memory of a device, in which this program has no
+/// Rust values: it only accesses them by single volatile operations. Devices get access to nothing
+/// else.
+pub(crate) fn map_device_memory(
+    container: BorrowedFd<'_>,
+    memory: &Mapping,
+    (offset, len): (usize, usize),
+    address: u64,
+) -> io::Result<()> {
+    let vaddr = memory.address_of(offset, len);
+    let mut structure = vfio_iommu_type1_dma_map {
+        argsz: size_of::<vfio_iommu_type1_dma_map>() as u32,
+        flags: abi::VFIO_DMA_MAP_FLAG_READ | abi::VFIO_DMA_MAP_FLAG_WRITE,
+        vaddr: vaddr.ok_or(io::ErrorKind::InvalidInput)?,
+        iova: address,
+        size: len as u64,
+    };
+    // SAFETY: VFIO_IOMMU_MAP_DMA reads the structure; the accesses that it permits are argued
+    // above.
+    unsafe { with_structure(container, IOMMU_MAP_DMA, &mut structure) }.map(drop)
+}
+
+/// `struct vfio_iommu_type1_dma_unmap` without a bitmap of dirty pages.
+#[repr(C)]
+struct DmaUnmap {
+    argsz: u32,
+    flags: u32,
+    iova: u64,
+    size: u64,
+}
+
+const _: () = assert!(size_of::<DmaUnmap>() == size_of::<abi::vfio_iommu_type1_dma_unmap>());
+
+/// Ends a mapping of `len` bytes from `address` on: from now on no device accesses them.
+pub(crate) fn unmap(container: BorrowedFd<'_>, address: u64, len: u64) -> io::Result<()> {
+    let mut structure = DmaUnmap {
+        argsz: size_of::<DmaUnmap>() as u32,
+        flags: 0,
+        iova: address,
+        size: len,
+    };
+    // SAFETY: VFIO_IOMMU_UNMAP_DMA uses `argsz` bytes, those of the structure, and no memory is
+    // accessible that was not before.
+    unsafe { with_structure(container, IOMMU_UNMAP_DMA, &mut structure) }?;
+    // The kernel reports how many bytes it has unmapped.
+    match structure.size == len {
+        true => Ok(()),
+        false => Err(io::Error::other("the kernel did not unmap all of it")),
+    }
 }
 
 /// `struct iommu_ioas_alloc`.

@@ -16,10 +16,13 @@
 //!
 //! # Why a device cannot corrupt memory
 //!
-//! A function accesses memory only through the IOMMU, and only the arena's region is mapped in the
-//! container. So a faulty drive, or a driver that passes a wrong address to it, can change bytes of
-//! the arena and no others: no code, no stack, no heap. [`Container`] has no function to map
-//! anything but an arena.
+//! A function accesses memory only through the IOMMU, and only the arena's region and memory of other
+//! functions ([`Device::map_for_neighbours`]) are mapped in the container. So a faulty drive, or a
+//! driver that passes a wrong address to it, can change bytes of the arena and no others: no code, no
+//! stack, no heap. [`Container`] has no function to map any other memory of the machine.
+//!
+//! Memory of a function is mapped until its reset and until it is closed, both of which end the mapping
+//! first: later something else may have its place on the bus.
 //!
 //! The kernel pins the pages of a mapping: they are not reused while the container exists, even if
 //! the arena is dropped first, which cannot happen, since the container keeps it.

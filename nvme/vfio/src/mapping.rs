@@ -62,6 +62,12 @@ impl Mapping {
         self.len
     }
 
+    /// The address in this program of `len` bytes at `offset`, if all of them are mapped.
+    pub(crate) fn address_of(&self, offset: usize, len: usize) -> Option<u64> {
+        let is_within = offset <= self.len && len <= self.len - offset;
+        is_within.then(|| (self.base.as_ptr() as usize + offset) as u64)
+    }
+
     #[inline]
     fn at<T>(&self, offset: usize) -> *mut T {
         let bytes = size_of::<T>();
@@ -129,6 +135,27 @@ mod tests {
         assert_eq!(mapping.read_u32(4092), 0x1234_5678);
         assert_eq!(mapping.read_u64(8), 0x0102_0304_0506_0708);
         assert_eq!(mapping.read_u64(16), 0);
+    }
+
+    #[test]
+    fn only_mapped_bytes_have_an_address() {
+        let mapping = page();
+        let base = mapping.address_of(0, 4096).expect("all of it");
+        assert_eq!(mapping.address_of(4096, 0), Some(base + 4096));
+        assert_eq!(mapping.address_of(4095, 1), Some(base + 4095));
+        for (offset, len) in [
+            (0, 4097),
+            (4096, 1),
+            (1, 4096),
+            (usize::MAX, 1),
+            (1, usize::MAX),
+        ] {
+            assert_eq!(
+                mapping.address_of(offset, len),
+                None,
+                "{offset:#x} {len:#x}"
+            );
+        }
     }
 
     #[test]

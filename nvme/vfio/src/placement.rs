@@ -79,6 +79,47 @@ pub(crate) fn choose_address(
     Err(PlacementError::Room { largest })
 }
 
+/// Alignment of the addresses of a device's memory: more than any controller is known to need.
+const DEVICE_MEMORY_ALIGN: u64 = 1 << 30;
+
+/// Chooses an address for `len` bytes of a device's memory within the IOMMU's ranges (first and
+/// last), such that none of them is in `taken`: at `at` if given.
+pub(crate) fn choose_device_address(
+    len: u64,
+    at: Option<u64>,
+    ranges: &[(u64, u64)],
+    taken: &[(u64, u64)],
+) -> Option<u64> {
+    let last_of = |first: u64| first.checked_add(len.checked_sub(1)?);
+    let overlapped = |first: u64| {
+        let last = last_of(first)?;
+        taken.iter().find(|it| first <= it.1 && it.0 <= last)
+    };
+    let fits = |first: u64| {
+        let last = last_of(first)?;
+        let is_within = ranges
+            .iter()
+            .any(|range| range.0 <= first && last <= range.1);
+        is_within.then_some(())
+    };
+    if let Some(at) = at {
+        return (fits(at).is_some() && overlapped(at).is_none()).then_some(at);
+    }
+    for &(first, _) in ranges {
+        let lowest = first.max(LOW_ADDRESSES_END);
+        let mut next = lowest.checked_next_multiple_of(DEVICE_MEMORY_ALIGN);
+        // Each attempt is behind another range that is taken.
+        while let Some(at) = next.filter(|at| fits(*at).is_some()) {
+            let Some((_, last)) = overlapped(at) else {
+                return Some(at);
+            };
+            let behind = last.checked_add(1)?;
+            next = behind.checked_next_multiple_of(DEVICE_MEMORY_ALIGN);
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,8 +185,49 @@ mod tests {
         assert_eq!(choose_address(wanted, PAGES, &narrow), Ok(1 << 32));
     }
 
+    #[test]
+    fn memory_of_a_device_is_not_placed_where_something_is() {
+        let taken = [(1 << 32, (2 << 32) - 1), (2 << 32, (2 << 32) + 4095)];
+        let choose = |len, at| choose_device_address(len, at, &RANGES, &taken);
+        let free = (2 << 32) + DEVICE_MEMORY_ALIGN;
+        assert_eq!(choose(1 << 20, None), Some(free));
+        assert_eq!(choose(0, None), None);
+        assert_eq!(choose(u64::MAX, None), None);
+        assert_eq!(choose(1 << 48, None), None);
+        // The address of a BAR.
+        assert_eq!(choose(4096, Some(4096)), Some(4096));
+        assert_eq!(choose(4096, Some(2 << 32)), None);
+        assert_eq!(choose(4097, Some((1 << 32) - 4096)), None);
+        assert_eq!(choose(4096, Some(0xfee0_0000)), None, "not in a range");
+        assert_eq!(choose(4096, Some(u64::MAX - 4095)), None);
+        assert_eq!(choose(4096, Some(u64::MAX)), None);
+        assert_eq!(choose_device_address(4096, None, &[], &[]), None);
+        assert_eq!(
+            choose_device_address(4096, None, &[(0, u64::MAX)], &[(0, u64::MAX)]),
+            None
+        );
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(512))]
+        #[test]
+        fn memories_of_devices_do_not_overlap(
+            lens in prop::collection::vec(1u64..(4 << 30), 1..24),
+            ats in prop::collection::vec(prop::option::of(0u64..(1 << 36)), 24),
+        ) {
+            let mut taken: Vec<(u64, u64)> = vec![(1 << 32, 5 << 30)];
+            for (len, at) in lens.into_iter().zip(ats) {
+                if let Some(first) = choose_device_address(len, at, &RANGES, &taken) {
+                    let last = first + (len - 1);
+                    prop_assert!(taken.iter().all(|it| last < it.0 || it.1 < first));
+                    prop_assert!(RANGES.iter().any(|it| it.0 <= first && last <= it.1));
+                    taken.push((first, last));
+                } else {
+                    prop_assert!(at.is_some(), "there is room");
+                }
+            }
+        }
+
         #[test]
         fn placement_is_aligned_and_within_a_range(
             pages in 1u64..(1 << 20),

@@ -2,9 +2,9 @@
 //!
 //! A copy reads pieces of its range into leases of the arena and writes them to the same place of the
 //! destination, a few at a time, and ends with a flush of the destination. The devices move the data
-//! into and out of the leases; the copier accesses none of it. If both belong to one device with memory
-//! of its own, the data may stay there, and no lease of the arena is used. A copy is not a snapshot: a piece has
-//! what the source has when it is read.
+//! into and out of the leases; the copier accesses none of it. If one of them has memory of its own that
+//! the other one reaches, the data may stay there, and no lease of the arena is used. A copy is not a
+//! snapshot: a piece has what the source has when it is read.
 //!
 //! Requests of others come first: while one waits for memory of the size of a piece, a copy has one
 //! piece in flight. Every request has a deadline. After the first failure, only pieces before the
@@ -63,8 +63,8 @@ pub struct CopyPlan {
     pub block_bytes: u32,
     /// The smaller limit of both devices on one request in blocks.
     pub max_transfer_blocks: u32,
-    /// Move data through memory of the device that both places belong to, while there is any
-    /// ([`DeviceQueue::device_memory`](crate::DeviceQueue::device_memory)).
+    /// Move data through memory of one of the devices that the other one reaches, while there is any
+    /// ([`DeviceSet::shared_memory`]).
     pub in_device: bool,
 }
 
@@ -88,6 +88,9 @@ pub enum CopyError {
     /// The device did not complete it in time.
     #[error("the device did not complete a request within {} s", COPY_REQUEST_TIME_MAX.as_secs())]
     Overdue,
+    /// Its data was in memory of a device that has lost it.
+    #[error("the drive whose memory had the data was reset or removed")]
+    MemoryLost,
     /// There was no memory for it.
     #[error("the arena had no memory for {} s: configure more `memory`", COPY_MEMORY_TIME_MAX.as_secs())]
     NoMemory,
@@ -148,7 +151,7 @@ impl CopyProgress {
         self.written_blocks.load(Ordering::Relaxed)
     }
 
-    /// Number of those blocks whose data was in memory of the device and not in the arena.
+    /// Number of those blocks whose data was in memory of a device and not in the arena.
     #[must_use]
     pub fn in_device_blocks(&self) -> u64 {
         self.in_device_blocks.load(Ordering::Relaxed)

@@ -192,6 +192,13 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// Whether requests may have their data in this memory of a device: it is that of this device,
+    /// or of another one that this device reaches. For the control plane: may take a lock.
+    fn reaches(&self, memory: &Arc<DeviceMemory>) -> bool {
+        self.device_memory()
+            .is_some_and(|own| Arc::ptr_eq(&own, memory))
+    }
+
     /// Opens a queue for the calling thread, which alone uses it.
     ///
     /// # Errors
@@ -255,20 +262,26 @@ pub trait DeviceQueue {
     /// Both return the request unchanged.
     fn submit(&mut self, request: Request) -> Result<(), Refusal>;
 
-    /// The memory of the device itself in which requests may have their data now: queues with the
-    /// same memory belong to the same device.
+    /// The memory of the device itself in which requests may have their data now.
     fn device_memory(&self) -> Option<Arc<DeviceMemory>> {
         None
     }
 
+    /// Maximum length in blocks of a request whose data is in a slice of this memory; 0 if the device
+    /// does not [reach](Device::reaches) it now.
+    fn blocks_in(&self, memory: &Arc<DeviceMemory>) -> u32 {
+        let _ = memory;
+        0
+    }
+
     /// Takes a read or a write without data, whose data is in `lease`, from its first byte on; or
-    /// returns it. If it is taken, a request is in flight on the lease
-    /// ([`DeviceLease::begin`]) until its completion, after which the caller calls
+    /// returns it. If it is taken, a request is in flight on the lease ([`DeviceLease::begin`] or
+    /// [`DeviceLease::begin_by_neighbour`]) until its completion, after which the caller calls
     /// [`DeviceLease::complete`].
     ///
     /// # Errors
     /// As [`submit`](Self::submit), and [`DeviceError::Interrupted`](crate::DeviceError::Interrupted)
-    /// if the lease is not one of [`device_memory`](Self::device_memory) any more.
+    /// if the memory of the lease has ended, or the device does not [reach](Device::reaches) it.
     fn submit_in_device(
         &mut self,
         request: Request,

@@ -371,14 +371,18 @@ impl DeviceSet {
         }
     }
 
-    /// [`DeviceQueue::device_memory`] of the device at `place`.
+    /// Memory of the device at `from` in which both it and the device at `to` may have data, and the
+    /// maximum length of such a request in blocks.
     #[must_use]
-    pub fn device_memory(&self, place: usize) -> Option<Arc<DeviceMemory>> {
+    pub fn shared_memory(&self, from: usize, to: usize) -> Option<(Arc<DeviceMemory>, u32)> {
         let queues = self.queues.borrow();
-        queues.get(place)?.device_memory()
+        let (from, to) = (queues.get(from)?, queues.get(to)?);
+        let memory = from.device_memory()?;
+        let blocks = from.blocks_in(&memory).min(to.blocks_in(&memory));
+        (blocks > 0).then_some((memory, blocks))
     }
 
-    /// Submits a client's request whose data is in memory of the device at `place`, as
+    /// Submits a client's request whose data is in memory of a device, to the device at `place`, as
     /// [`DeviceQueue::submit_in_device`] does. Returns false if the device does not take it now: it
     /// is dropped, and waits in no queue.
     ///

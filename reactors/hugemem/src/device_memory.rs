@@ -5,12 +5,44 @@
 //! [`DeviceLease`] has an address, and neither a pointer nor bytes. Its content is lost when the
 //! device is reset, so a memory *ends* before a reset: it gives no more leases, and the holder of
 //! one asks [`DeviceLease::is_valid`] before it relies on what is there.
+//!
+//! Neighbours of the device, other devices in its address space, may use the memory too. No request
+//! of theirs begins once it has ended, and the owner waits for those in flight
+//! ([`DeviceMemory::neighbours_in_flight`]) before it takes the addresses away.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Maximum number of slices of one memory: the bits of a word.
 pub const DEVICE_SLICES_MAX: u32 = u64::BITS;
+
+/// The bit of [`DeviceMemory::uses`] that ends the memory. Those below it count requests, of which a
+/// slice has one at most.
+const ENDED: u64 = 1 << 63;
+
+static NEXT_ADDRESS_SPACE: AtomicU64 = AtomicU64::new(1);
+
+/// An address space of devices, such as an IOMMU container: an address in it has the same meaning
+/// for every device that is in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddressSpace(u64);
+
+impl AddressSpace {
+    /// Another one than all that exist.
+    #[must_use]
+    pub fn unique() -> Self {
+        Self(NEXT_ADDRESS_SPACE.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Which devices may use a memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// The device whose memory it is and no other, for this reason.
+    Own(String),
+    /// Every device in this address space.
+    Neighbours(AddressSpace),
+}
 
 /// Counters of a memory. They are not read atomically.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,9 +65,12 @@ pub struct DeviceMemory {
     address: u64,
     slice_bytes: usize,
     slices: u32,
+    sharing: Sharing,
     /// A bit for each free slice.
     free: AtomicU64,
-    has_ended: AtomicBool,
+    /// Requests of neighbours in flight, and [`ENDED`]. One word, so that each request of a neighbour
+    /// either is counted before the end, or does not begin.
+    uses: AtomicU64,
     leases: AtomicU64,
     exhausted: AtomicU64,
     lost: AtomicU64,
@@ -45,7 +80,12 @@ impl DeviceMemory {
     /// Divides `bytes` bytes from the bus address `address` on into slices. `None` if not even one
     /// fits.
     #[must_use]
-    pub fn new(address: u64, bytes: u64, slice_bytes: usize) -> Option<Arc<Self>> {
+    pub fn new(
+        address: u64,
+        bytes: u64,
+        slice_bytes: usize,
+        sharing: Sharing,
+    ) -> Option<Arc<Self>> {
         let fit = bytes.checked_div(slice_bytes as u64)?;
         address.checked_add(bytes)?;
         let slices = u32::try_from(fit)
@@ -56,8 +96,9 @@ impl DeviceMemory {
             address,
             slice_bytes,
             slices,
+            sharing,
             free: AtomicU64::new(free),
-            has_ended: AtomicBool::new(false),
+            uses: AtomicU64::new(0),
             leases: AtomicU64::new(0),
             exhausted: AtomicU64::new(0),
             lost: AtomicU64::new(0),
@@ -68,6 +109,18 @@ impl DeviceMemory {
     #[must_use]
     pub fn slice_bytes(&self) -> usize {
         self.slice_bytes
+    }
+
+    /// Which devices may use it.
+    #[must_use]
+    pub fn sharing(&self) -> &Sharing {
+        &self.sharing
+    }
+
+    /// Whether a neighbour in this address space may use it.
+    #[must_use]
+    pub fn is_shared_with(&self, space: Option<AddressSpace>) -> bool {
+        matches!(self.sharing, Sharing::Neighbours(own) if Some(own) == space)
     }
 
     /// A lease of a slice; `None` if none is free, or the memory has ended.
@@ -90,7 +143,7 @@ impl DeviceMemory {
                     return Some(DeviceLease {
                         memory: Arc::clone(self),
                         slice,
-                        is_in_flight: false,
+                        request: LeaseRequest::None,
                     });
                 }
                 Err(now) => free = now,
@@ -101,15 +154,22 @@ impl DeviceMemory {
     }
 
     /// Ends the memory, because the device is about to lose its content. Leases stay, and are not
-    /// valid any more.
+    /// valid any more. No request of a neighbour begins after this.
     pub fn end(&self) {
-        self.has_ended.store(true, Ordering::Release);
+        self.uses.fetch_or(ENDED, Ordering::AcqRel);
     }
 
     /// Whether it has ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.has_ended.load(Ordering::Acquire)
+        self.uses.load(Ordering::Acquire) & ENDED != 0
+    }
+
+    /// Requests of neighbours that may access the memory. If it has ended, the number only falls, but
+    /// for moments in which a request is about to be refused.
+    #[must_use]
+    pub fn neighbours_in_flight(&self) -> u64 {
+        self.uses.load(Ordering::Acquire) & !ENDED
     }
 
     /// The counters.
@@ -126,13 +186,23 @@ impl DeviceMemory {
     }
 }
 
+/// The request in flight on a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LeaseRequest {
+    None,
+    /// Of the device whose memory it is.
+    Own,
+    /// Of a neighbour, counted in [`DeviceMemory::uses`].
+    Neighbour,
+}
+
 /// A slice of a device's memory. Dropping it returns the slice, unless a request is in flight: then
-/// the slice is lost on purpose, because the device may still access it.
+/// the slice is lost on purpose, because a device may still access it.
 #[derive(Debug)]
 pub struct DeviceLease {
     memory: Arc<DeviceMemory>,
     slice: u32,
-    is_in_flight: bool,
+    request: LeaseRequest,
 }
 
 impl DeviceLease {
@@ -148,26 +218,49 @@ impl DeviceLease {
         !self.memory.has_ended()
     }
 
-    /// Begins a request of a device on the slice. Returns the slice's bus address.
+    /// Begins a request of the device itself on the slice. Returns the slice's bus address.
     ///
     /// # Panics
     /// If one is in flight already.
     pub fn begin(&mut self) -> u64 {
-        assert!(!self.is_in_flight, "a request is in flight");
-        self.is_in_flight = true;
+        self.begin_as(LeaseRequest::Own)
+    }
+
+    /// Begins a request of a neighbour on the slice. Returns the slice's bus address; `None` if the
+    /// memory has ended.
+    ///
+    /// # Panics
+    /// If one is in flight already.
+    pub fn begin_by_neighbour(&mut self) -> Option<u64> {
+        // Acquire and Release: counted before any access, and after the end none begins.
+        if self.memory.uses.fetch_add(1, Ordering::AcqRel) & ENDED != 0 {
+            self.memory.uses.fetch_sub(1, Ordering::Release);
+            return None;
+        }
+        Some(self.begin_as(LeaseRequest::Neighbour))
+    }
+
+    fn begin_as(&mut self, request: LeaseRequest) -> u64 {
+        assert!(self.request == LeaseRequest::None, "a request is in flight");
+        self.request = request;
         let offset = u64::from(self.slice) * self.memory.slice_bytes as u64;
         self.memory.address + offset
     }
 
     /// Ends the request in flight: the device has completed it, or has not taken it.
     pub fn complete(&mut self) {
-        self.is_in_flight = false;
+        let ended = std::mem::replace(&mut self.request, LeaseRequest::None);
+        if ended == LeaseRequest::Neighbour {
+            // Release: the access precedes what the owner does when it sees the number.
+            self.memory.uses.fetch_sub(1, Ordering::Release);
+        }
     }
 }
 
 impl Drop for DeviceLease {
     fn drop(&mut self) {
-        if self.is_in_flight {
+        if self.request != LeaseRequest::None {
+            // A neighbour's request stays counted, so that its addresses are not used again.
             self.memory.lost.fetch_add(1, Ordering::Relaxed);
         } else {
             // Release: what this lease did precedes the next one.
@@ -184,6 +277,10 @@ mod tests {
 
     const SLICE: usize = 4096;
 
+    fn own() -> Sharing {
+        Sharing::Own("this is a test".to_owned())
+    }
+
     #[test]
     fn memory_without_room_for_a_slice_does_not_exist() {
         for (address, bytes, slice_bytes) in [
@@ -192,13 +289,13 @@ mod tests {
             (0, 4096, 0),
             (u64::MAX - 4096, 8192, SLICE),
         ] {
-            assert!(DeviceMemory::new(address, bytes, slice_bytes).is_none());
+            assert!(DeviceMemory::new(address, bytes, slice_bytes, own()).is_none());
         }
     }
 
     #[test]
     fn slices_are_given_once_and_return() {
-        let memory = DeviceMemory::new(1 << 30, 3 * SLICE as u64 + 1, SLICE).expect("three");
+        let memory = DeviceMemory::new(1 << 30, 3 * SLICE as u64 + 1, SLICE, own()).expect("three");
         let mut leases: Vec<_> = std::iter::from_fn(|| memory.take()).collect();
         let mut addresses: Vec<_> = leases.iter_mut().map(DeviceLease::begin).collect();
         addresses.sort_unstable();
@@ -215,7 +312,7 @@ mod tests {
 
     #[test]
     fn number_of_slices_is_limited() {
-        let memory = DeviceMemory::new(0, 1 << 40, SLICE).expect("room");
+        let memory = DeviceMemory::new(0, 1 << 40, SLICE, own()).expect("room");
         assert_eq!(memory.counters().slices, DEVICE_SLICES_MAX);
         let leases: Vec<_> = std::iter::from_fn(|| memory.take()).collect();
         assert_eq!(leases.len(), 64);
@@ -223,7 +320,7 @@ mod tests {
 
     #[test]
     fn slice_with_a_request_in_flight_is_lost() {
-        let memory = DeviceMemory::new(0, 2 * SLICE as u64, SLICE).expect("room");
+        let memory = DeviceMemory::new(0, 2 * SLICE as u64, SLICE, own()).expect("room");
         let mut lease = memory.take().expect("free");
         lease.begin();
         drop(lease);
@@ -235,7 +332,7 @@ mod tests {
 
     #[test]
     fn ended_memory_gives_no_leases_and_invalidates_its_own() {
-        let memory = DeviceMemory::new(0, 2 * SLICE as u64, SLICE).expect("room");
+        let memory = DeviceMemory::new(0, 2 * SLICE as u64, SLICE, own()).expect("room");
         let lease = memory.take().expect("free");
         assert!(lease.is_valid());
         memory.end();
@@ -248,9 +345,90 @@ mod tests {
     #[test]
     #[should_panic(expected = "a request is in flight")]
     fn two_requests_on_one_slice_are_a_bug() {
-        let memory = DeviceMemory::new(0, SLICE as u64, SLICE).expect("room");
+        let memory = DeviceMemory::new(0, SLICE as u64, SLICE, own()).expect("room");
         let mut lease = memory.take().expect("free");
         lease.begin();
         lease.begin();
+    }
+
+    #[test]
+    fn memory_is_shared_within_its_address_space_only() {
+        let (space, other) = (AddressSpace::unique(), AddressSpace::unique());
+        assert_ne!(space, other);
+        let private = DeviceMemory::new(0, SLICE as u64, SLICE, own()).expect("room");
+        let sharing = Sharing::Neighbours(space);
+        let shared = DeviceMemory::new(0, SLICE as u64, SLICE, sharing).expect("room");
+        for (memory, space, expected) in [
+            (&private, Some(space), false),
+            (&private, None, false),
+            (&shared, None, false),
+            (&shared, Some(other), false),
+            (&shared, Some(space), true),
+        ] {
+            assert_eq!(memory.is_shared_with(space), expected);
+        }
+    }
+
+    #[test]
+    fn no_request_of_a_neighbour_begins_after_the_end() {
+        let memory = DeviceMemory::new(1 << 30, 3 * SLICE as u64, SLICE, own()).expect("room");
+        let mut leases: Vec<_> = std::iter::from_fn(|| memory.take()).collect();
+        assert_eq!(leases[1].begin_by_neighbour(), Some((1 << 30) + 4096));
+        leases[2].begin();
+        assert_eq!(
+            memory.neighbours_in_flight(),
+            1,
+            "the own one is not counted"
+        );
+        memory.end();
+        assert_eq!(leases[0].begin_by_neighbour(), None);
+        assert_eq!(memory.neighbours_in_flight(), 1);
+        leases.iter_mut().for_each(DeviceLease::complete);
+        assert_eq!(memory.neighbours_in_flight(), 0);
+        assert!(memory.has_ended());
+        assert_eq!(leases[1].begin_by_neighbour(), None);
+        drop(leases);
+        assert_eq!((memory.counters().taken, memory.counters().lost), (0, 0));
+    }
+
+    #[test]
+    fn lost_request_of_a_neighbour_stays_in_flight() {
+        let memory = DeviceMemory::new(0, SLICE as u64, SLICE, own()).expect("room");
+        let mut lease = memory.take().expect("free");
+        lease.begin_by_neighbour().expect("not ended");
+        memory.end();
+        drop(lease);
+        assert_eq!(memory.neighbours_in_flight(), 1);
+        assert_eq!(memory.counters().lost, 1);
+    }
+
+    /// Whatever the order of an end and of requests that begin: once the owner has seen no request
+    /// in flight, none accesses the memory.
+    #[test]
+    fn owner_that_sees_no_request_is_alone() {
+        for _ in 0..200 {
+            let memory = DeviceMemory::new(0, 4 * SLICE as u64, SLICE, own()).expect("room");
+            let is_unmapped = Arc::new(AtomicU64::new(0));
+            let neighbours: Vec<_> = (0..3)
+                .map(|_| {
+                    let mut lease = memory.take().expect("free");
+                    let is_unmapped = Arc::clone(&is_unmapped);
+                    std::thread::spawn(move || {
+                        while lease.begin_by_neighbour().is_some() {
+                            assert_eq!(is_unmapped.load(Ordering::SeqCst), 0);
+                            lease.complete();
+                        }
+                    })
+                })
+                .collect();
+            memory.end();
+            while memory.neighbours_in_flight() > 0 {
+                std::hint::spin_loop();
+            }
+            is_unmapped.store(1, Ordering::SeqCst);
+            for neighbour in neighbours {
+                neighbour.join().expect("no access after the end");
+            }
+        }
     }
 }

@@ -40,7 +40,9 @@ mod waiters;
 pub use account::{ACCOUNT_HOSTS_MAX, Account};
 pub use arena::{Arena, ArenaConfig, ArenaCounters, ArenaError, ArenaPopulation, ClassCounters};
 pub use data::Data;
-pub use device_memory::{DEVICE_SLICES_MAX, DeviceLease, DeviceMemory, DeviceMemoryCounters};
+pub use device_memory::{
+    AddressSpace, DEVICE_SLICES_MAX, DeviceLease, DeviceMemory, DeviceMemoryCounters, Sharing,
+};
 pub use dma::{DmaBuffer, DmaView, SharedRegion};
 pub use dma_check::DmaViolation;
 pub use dma_lease::{DmaBorrow, DmaData, DmaDriver, DmaLease, leaked_dma};

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use hugemem::AddressSpace;
 use nvme_driver::backing::{ControllerMemory, DeviceBacking};
 
 /// Released drives, for the control thread to close.
@@ -72,6 +73,22 @@ impl DeviceBacking for DriveHandle {
         len: u64,
     ) -> Option<Arc<dyn ControllerMemory>> {
         self.drive.controller_memory(bar, offset, len)
+    }
+
+    fn address_space(&self) -> Option<AddressSpace> {
+        self.drive.address_space()
+    }
+
+    fn reserve_addresses(&self, len: u64, at: Option<u64>) -> Option<u64> {
+        self.drive.reserve_addresses(len, at)
+    }
+
+    fn share_memory(&self, bar: u8, part: (u64, u64), address: u64) -> io::Result<()> {
+        self.drive.share_memory(bar, part, address)
+    }
+
+    fn unshare_memory(&self, is_unused: bool) {
+        self.drive.unshare_memory(is_unused);
     }
 
     fn set_bus_master(&self, on: bool) -> io::Result<()> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use hugemem::DeviceMemory;
 use nvme_spec::registers::{Csts, ShutdownStatus};
 use reactors::Nanos;
 
@@ -57,7 +58,36 @@ impl DriveOwner {
         self.reset_deadline = now + self.shared.options.deadlines.reset + ready + ready;
     }
 
+    /// The drive's memory for data, which its neighbours may use.
+    fn memory(&self) -> Option<Arc<DeviceMemory>> {
+        let control = self.shared.control();
+        control.drive_access.as_ref()?.data_memory.clone()
+    }
+
+    /// Ends the drive's memory: no request of a neighbour begins on it any more.
+    fn end_memory(&self) {
+        if let Some(memory) = self.memory() {
+            memory.end();
+        }
+    }
+
+    /// Whether no request of a neighbour has data in the drive's memory.
+    fn neighbours_are_done(&self) -> bool {
+        let memory = self.memory();
+        memory.is_none_or(|it| it.neighbours_in_flight() == 0)
+    }
+
+    /// Ends the access of the neighbours to the drive's memory. Every stop of the controller does it
+    /// first, because its memory loses the content. Requests that still use it fail in their drive.
+    pub(super) fn unshare_memory(&self) {
+        self.end_memory();
+        if let Some(backing) = &self.backing {
+            backing.unshare_memory(self.neighbours_are_done());
+        }
+    }
+
     fn quiesce(&mut self, now: Nanos, then: AfterStop) {
+        self.end_memory();
         let deadline = now + self.shared.options.deadlines.quiesce;
         self.state = State::Quiescing { deadline, then };
         self.publish(Phase::Quiesce);
@@ -65,6 +95,7 @@ impl DriveOwner {
 
     /// Lets requests in flight complete, refuses new ones, and then stops the drive.
     pub(super) fn drain(&mut self, now: Nanos, then: AfterStop) {
+        self.end_memory();
         let deadline = now + self.shared.options.deadlines.quiesce;
         self.state = State::Draining { deadline, then };
         self.set_reset_deadline(now);
@@ -102,6 +133,7 @@ impl DriveOwner {
             drive = self.shared.options.name,
             "the drive does not respond"
         );
+        self.unshare_memory();
         if let Some(backing) = &self.backing {
             // The function may return soon. An error can be ignored, because no function responds.
             let _ = backing.set_bus_master(false);
@@ -128,15 +160,12 @@ impl DriveOwner {
 
     /// Ends all requests in flight, because the drive no longer accesses memory.
     fn return_leases(&mut self, then: AfterStop) {
+        self.unshare_memory();
         self.shared.dma_running.store(false, Ordering::Release);
         self.admin = None;
         {
             let mut control = self.shared.control();
-            if let Some(access) = control.drive_access.take()
-                && let Some(memory) = &access.data_memory
-            {
-                memory.end();
-            }
+            control.drive_access = None;
             control.function_reset = FunctionReset::NotNeeded;
             match then {
                 AfterStop::Restart => {}
@@ -156,13 +185,14 @@ impl DriveOwner {
         match self.state {
             State::Draining { deadline, then } => {
                 let idle = self.shared.all_acknowledged() && self.shared.in_flight() == 0;
-                if !idle && now < deadline {
+                if !(idle && self.neighbours_are_done()) && now < deadline {
                     return 0;
                 }
                 self.quiesce(now, then);
             }
             State::Quiescing { deadline, then } => {
-                if !self.shared.all_acknowledged() && now < deadline {
+                let quiet = self.shared.all_acknowledged() && self.neighbours_are_done();
+                if !quiet && now < deadline {
                     return 0;
                 }
                 self.quiesced(now, then);
@@ -194,6 +224,7 @@ impl DriveOwner {
 
     /// Stops the drive, after no pair rings a doorbell any more.
     fn quiesced(&mut self, now: Nanos, then: AfterStop) {
+        self.unshare_memory();
         let Some(csts) = self.status() else { return };
         let backing = self.backing.clone();
         let Some(backing) = backing.filter(|_| then.shuts_down() && !csts.cfs()) else {
@@ -251,6 +282,7 @@ impl DriveOwner {
     /// Handles a drive that does not disable itself: turns its bus mastering off, and requests a
     /// function reset from the control thread.
     fn need_function_reset(&mut self, now: Nanos, then: AfterStop) {
+        self.unshare_memory();
         let stopped = self
             .backing
             .as_ref()

@@ -1,15 +1,21 @@
-//! Requests whose data is in the controller memory buffer (Base 2.1 §8.2.1): commands that move data
-//! between the medium and the drive's own memory.
+//! Requests whose data is in a controller memory buffer (Base 2.1 §8.2.1): commands that move data
+//! between the medium and the memory of the drive itself, or of a neighbour in its address space.
 
 use std::sync::Arc;
 
 use block::{DeviceError, Operation, Refusal, Request};
-use hugemem::DeviceLease;
+use hugemem::{DeviceLease, DeviceMemory};
 use nvme_spec::Sqe;
 
 use super::{Gate, NamespaceLimits, Pair, zero_based};
 
 impl Pair {
+    /// Whether requests may have their data in this memory: the drive's own, or that of a neighbour.
+    pub(crate) fn reaches(&self, memory: &Arc<DeviceMemory>) -> bool {
+        let own = self.data_memory.as_ref();
+        own.is_some_and(|it| Arc::ptr_eq(it, memory)) || memory.is_shared_with(self.space)
+    }
+
     /// Submits a read or write that is valid for its namespace, with its data in `lease`; or returns
     /// it.
     #[cold]
@@ -23,9 +29,8 @@ impl Pair {
         if self.gate != Gate::Open {
             return Err(self.refuse(request));
         }
-        let memory = self.data_memory.as_ref();
-        if !memory.is_some_and(|it| Arc::ptr_eq(it, lease.memory())) || !lease.is_valid() {
-            // The drive was reset or replaced: the content is lost.
+        if !self.reaches(lease.memory()) || !lease.is_valid() {
+            // The drive that has the memory was reset or replaced: the content is lost.
             return Err(Refusal::Never(request, DeviceError::Interrupted));
         }
         let bytes = (request.blocks as usize) << namespace_limits.shift;
@@ -34,6 +39,15 @@ impl Pair {
         }
         let Some(index) = self.table.free.pop() else {
             return Err(Refusal::Later(request));
+        };
+        let own = self.data_memory.as_ref();
+        let begun = match own.is_some_and(|it| Arc::ptr_eq(it, lease.memory())) {
+            true => Some(lease.begin()),
+            false => lease.begin_by_neighbour(),
+        };
+        let Some(address) = begun else {
+            self.table.free.push(index);
+            return Err(Refusal::Never(request, DeviceError::Interrupted));
         };
         if self.tail == self.rung {
             self.refresh_tick();
@@ -44,7 +58,6 @@ impl Pair {
             _ => Sqe::read(nsid, lba, zero_based(request.blocks)),
         };
         // The list of PRP entries, if there is one, is in the arena as usual.
-        let address = lease.begin();
         let sqe = self
             .pointers
             .point(sqe, &self.memory, index, address, bytes as u64);

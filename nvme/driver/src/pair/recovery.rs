@@ -56,6 +56,7 @@ impl Pair {
             delta: 0,
             submission: SubmissionQueue::Arena,
             data_memory: None,
+            space: None,
             backing: None,
             shadow: None,
             sq_doorbell: Doorbell::default(),
@@ -286,6 +287,7 @@ impl Pair {
             None => SubmissionQueue::Arena,
         };
         self.data_memory = drive_access.data_memory.clone();
+        self.space = drive_access.backing.address_space();
         let vector = vector(&*drive_access.backing, self.reactor);
         self.sleep.connect(&*drive_access.backing, vector);
         self.backing = Some(Arc::clone(&drive_access.backing));
@@ -313,6 +315,7 @@ impl Pair {
         }
         self.submission = SubmissionQueue::Arena;
         self.data_memory = None;
+        self.space = None;
         self.own().asleep.store(0, Ordering::Relaxed);
     }
 

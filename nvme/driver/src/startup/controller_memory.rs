@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use hugemem::{DeviceMemory, Region};
+use hugemem::{DEVICE_SLICES_MAX, DeviceMemory, Region, Sharing};
 use nvme_spec::registers::{Cap, Cmbloc, Cmbmsc, Cmbsts, Cmbsz, Register};
 
 use super::offset;
@@ -17,10 +17,17 @@ const ADDRESS_ALIGN_BYTES: u64 = 1 << 30;
 /// Size of a slice for data in bytes, unless a command of the drive transfers less.
 const SLICE_BYTES: usize = 256 << 10;
 
+/// Maximum number of slices; what is behind them is not used.
+const SLICES_MAX: usize = DEVICE_SLICES_MAX as usize;
+
 /// A mapped buffer that supports submission queues, or data of reads and writes.
 pub(super) struct Buffer {
     memory: Arc<dyn ControllerMemory>,
+    /// The BAR that has it, and its beginning there.
+    place: (u8, u64),
     address: u64,
+    /// Whether nothing else of the address space has its addresses.
+    is_reserved: bool,
     /// CMBSZ.SQS.
     holds_queues: bool,
     /// CMBSZ.RDS and CMBSZ.WDS.
@@ -45,19 +52,30 @@ impl Buffer {
         }
         let start = size.unit_bytes()?.checked_mul(u64::from(location.ofst()))?;
         let memory = backing.controller_memory(location.bir(), start, bytes)?;
-        let found = |address, memory| Self {
+        let found = |address, is_reserved, memory| Self {
             memory,
+            place: (location.bir(), start),
             address,
+            is_reserved,
             holds_queues,
             holds_data,
         };
         if !cap.cmbs() {
-            return Some(found(memory.bus_address(), memory));
+            let address = memory.bus_address();
+            let reserved = backing.reserve_addresses(bytes, Some(address));
+            return Some(found(address, reserved.is_some(), memory));
         }
         // The buffer needs an address that the controller uses for no other memory (Base 2.1
-        // §3.1.4.16): the first aligned one after the arena.
-        let end = backing.dma_address(0).checked_add(arena.len() as u64)?;
-        let address = end.checked_next_multiple_of(ADDRESS_ALIGN_BYTES)?;
+        // §3.1.4.16): one that nothing in its address space has, or the first aligned one after the
+        // arena.
+        let reserved = backing.reserve_addresses(bytes, None);
+        let address = match reserved {
+            Some(address) => address,
+            None => {
+                let end = backing.dma_address(0).checked_add(arena.len() as u64)?;
+                end.checked_next_multiple_of(ADDRESS_ALIGN_BYTES)?
+            }
+        };
         set(Cmbmsc::new()
             .with_cre(true)
             .with_cmse(true)
@@ -66,7 +84,7 @@ impl Buffer {
             set(Cmbmsc::new());
             return None;
         }
-        Some(found(address, memory))
+        Some(found(address, reserved.is_some(), memory))
     }
 
     /// Room for submission queues of `entries` entries for at most `reactors` reactors, if at least
@@ -82,19 +100,43 @@ impl Buffer {
         })
     }
 
-    /// The part behind the submission queues, for data of at most `part_bytes` bytes per command.
+    /// The part behind the submission queues, for data of at most `part_bytes` bytes per command. If
+    /// possible, it is shared with the drives of the same address space.
     pub(super) fn data(
         &self,
         queues: Option<&CmbQueues>,
         part_bytes: usize,
+        backing: &dyn DeviceBacking,
     ) -> Option<Arc<DeviceMemory>> {
         if !self.holds_data {
             return None;
         }
         // Both are multiples of a page.
         let begin = queues.map_or(0, |room| room.queues * room.stride);
-        let bytes = self.memory.len().checked_sub(begin)? as u64;
+        let room = self.memory.len().checked_sub(begin)?;
         let slice_bytes = SLICE_BYTES.min(part_bytes) / PAGE_BYTES * PAGE_BYTES;
-        DeviceMemory::new(self.address + begin as u64, bytes, slice_bytes)
+        let slices = room.checked_div(slice_bytes)?.min(SLICES_MAX);
+        let bytes = (slices * slice_bytes) as u64;
+        if bytes == 0 {
+            return None;
+        }
+        let sharing = self.share((begin as u64, bytes), backing);
+        DeviceMemory::new(self.address + begin as u64, bytes, slice_bytes, sharing)
+    }
+
+    /// Makes a part accessible to the neighbours, from `begin` on.
+    fn share(&self, (begin, bytes): (u64, u64), backing: &dyn DeviceBacking) -> Sharing {
+        let own = |why: String| Sharing::Own(why);
+        let Some(space) = backing.address_space() else {
+            return own("no other device is in its address space".to_owned());
+        };
+        if !self.is_reserved {
+            return own("its addresses are not free in the IOMMU container".to_owned());
+        }
+        let (bar, start) = self.place;
+        match backing.share_memory(bar, (start + begin, bytes), self.address + begin) {
+            Ok(()) => Sharing::Neighbours(space),
+            Err(error) => own(format!("the kernel does not map it in the IOMMU: {error}")),
+        }
     }
 }

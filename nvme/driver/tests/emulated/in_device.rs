@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use block::{CompletionBatch, DeviceError, Operation, Refusal, Request};
-use hugemem::{DeviceLease, DeviceMemory};
+use hugemem::{AddressSpace, DeviceLease, DeviceMemory, Sharing};
 use nvme_driver::DriveOptions;
 use nvme_driver_testing::{
     ControllerMemoryOptions, EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule,
@@ -136,7 +136,8 @@ fn drives_without_memory_for_data_have_none() {
         let mut client = rig.client(1, 0, 8);
         assert!(client.queue.device_memory().is_none());
         // Memory of another drive.
-        let other = DeviceMemory::new(1 << 40, 1 << 20, 4096).expect("room");
+        let sharing = Sharing::Neighbours(AddressSpace::unique());
+        let other = DeviceMemory::new(1 << 40, 1 << 20, 4096, sharing).expect("room");
         let mut lease = other.take().expect("free");
         let refused = client
             .queue

@@ -3,6 +3,7 @@
 mod conformance;
 mod faults;
 mod in_device;
+mod neighbours;
 mod random;
 mod sleepers;
 mod start;

@@ -125,10 +125,9 @@ impl Job {
             let left = self.plan.blocks - self.next;
             let blocks = u64::from(self.piece_blocks).min(left) as u32;
             let (blocks, data) = match self.take_device_memory(access) {
-                Some(lease) => {
-                    let fit = lease.memory().slice_bytes() / self.plan.block_bytes.max(1) as usize;
+                Some((lease, most)) => {
                     self.device_leases[index] = Some(lease);
-                    (blocks.min(fit as u32), None)
+                    (blocks.min(most), None)
                 }
                 None => match self.take_memory(blocks, access) {
                     Some(lease) => (blocks, Some(lease)),
@@ -148,17 +147,22 @@ impl Job {
         begun
     }
 
-    /// Memory of the device for a piece, if the copy uses it and a slice is free.
-    fn take_device_memory(&self, access: &Access<'_>) -> Option<DeviceLease> {
+    /// Memory of one of the devices for a piece, if the copy uses it and a slice is free.
+    /// Returns the most blocks that it may have, too.
+    fn take_device_memory(&self, access: &Access<'_>) -> Option<(DeviceLease, u32)> {
         if !self.plan.in_device {
             return None;
         }
-        let memory = access.set.device_memory(self.plan.source)?;
-        let other = access.set.device_memory(self.plan.destination)?;
-        let has_room = memory.slice_bytes() >= self.plan.block_bytes as usize;
-        (has_room && Arc::ptr_eq(&memory, &other))
-            .then(|| memory.take())
-            .flatten()
+        let CopyPlan {
+            source,
+            destination,
+            ..
+        } = self.plan;
+        let either = [(source, destination), (destination, source)];
+        either.into_iter().find_map(|(from, to)| {
+            let (memory, blocks) = access.set.shared_memory(from, to)?;
+            Some((memory.take()?, blocks))
+        })
     }
 
     /// Submits requests again that the device did not take.
@@ -248,6 +252,10 @@ impl Job {
                     self.pieces[index] = Some(in_flight);
                 }
                 Err(error) => {
+                    let error = match lease.is_valid() {
+                        true => CopyError::Device(error),
+                        false => CopyError::MemoryLost,
+                    };
                     self.device_leases[index] = None;
                     self.piece_failed(&in_flight, error, access);
                 }
@@ -260,7 +268,7 @@ impl Job {
                 in_flight.waiting = Some(waiting);
                 self.pieces[index] = Some(in_flight);
             }
-            Err(error) => self.piece_failed(&in_flight, error, access),
+            Err(error) => self.piece_failed(&in_flight, CopyError::Device(error), access),
         }
     }
 
@@ -276,20 +284,29 @@ impl Job {
             .as_ref()
             .map(DeviceLease::is_valid);
         match (completion.result, done.step, completion.data) {
-            (Err(error), ..) => self.piece_failed(&done, error, access),
+            (Err(error), ..) => {
+                let error = match (in_device, error) {
+                    // Its own state explains it.
+                    (_, DeviceError::Removed | DeviceError::Interrupted | DeviceError::Aborted)
+                    | (Some(true) | None, _) => CopyError::Device(error),
+                    (Some(false), _) => CopyError::MemoryLost,
+                };
+                self.piece_failed(&done, error, access);
+            }
             (Ok(()), CopyStep::Read, None) if in_device == Some(true) => {
                 self.write_piece(index, &done, None, access);
             }
-            // The device was reset, and its memory has lost the data.
-            (Ok(()), CopyStep::Read, None) if in_device == Some(false) => {
-                self.piece_failed(&done, DeviceError::Interrupted, access);
+            // The device that has the memory was reset, and the data is lost. If another one was
+            // written, its blocks have any content now.
+            (Ok(()), CopyStep::Read | CopyStep::Write, None) if in_device == Some(false) => {
+                self.piece_failed(&done, CopyError::MemoryLost, access);
             }
             (Ok(()), CopyStep::Read, Some(Data::Lease(lease))) => {
                 self.write_piece(index, &done, Some(lease), access);
             }
             // Only a completion of an abandoned request has no data.
             (Ok(()), CopyStep::Read, _) => {
-                self.piece_failed(&done, DeviceError::Internal, access);
+                self.piece_failed(&done, CopyError::Device(DeviceError::Internal), access);
             }
             (Ok(()), CopyStep::Write, _) => {
                 let blocks = u64::from(done.blocks);
@@ -348,20 +365,20 @@ impl Job {
         }
     }
 
-    fn piece_failed(&mut self, piece: &InFlight, error: DeviceError, access: &Access<'_>) {
+    fn piece_failed(&mut self, piece: &InFlight, error: CopyError, access: &Access<'_>) {
         if piece.step != CopyStep::Flush {
             self.lose(piece.block);
         }
         let failure = |error| self.failure(piece.step, piece.block, piece.blocks, error);
         let failed = match &self.phase {
-            Phase::Copying | Phase::Flushing => failure(CopyError::Device(error)),
+            Phase::Copying | Phase::Flushing => failure(error),
             // It is part of what stops the copy.
             Phase::Stopping {
                 cause: CopyStop::Failed(first),
                 ..
             } => match error {
-                DeviceError::Aborted => failure(first.error),
-                error => failure(CopyError::Device(error)),
+                CopyError::Device(DeviceError::Aborted) => failure(first.error),
+                error => failure(error),
             },
             // The result of an aborted copy tells the blocks that are written.
             Phase::Stopping { .. } | Phase::Ended => return,
@@ -463,7 +480,7 @@ impl Job {
             if let Some(piece) = self.pieces[index].take_if(is_there) {
                 // A slice with a request in flight is lost.
                 self.device_leases[index] = None;
-                self.piece_failed(&piece, DeviceError::Removed, access);
+                self.piece_failed(&piece, CopyError::Device(DeviceError::Removed), access);
             }
         }
         let step = match place == self.plan.source {

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 
 use block::{
     CompletionBatch, Copier, CopyEnd, CopyError, CopyMessage, CopyPlan, CopyProgress, CopyStart,
-    CopyStop, Device, DeviceClient, DeviceError, DeviceIdentity, DeviceQueue, DeviceSet, Drain,
+    CopyStep, CopyStop, Device, DeviceClient, DeviceIdentity, DeviceQueue, DeviceSet, Drain,
     Geometry, Health, MemoryDevice, OpenError, Operation, QueueOptions, ReactorDevices, Refusal,
     Request,
 };
 use block_testing::conformance::arena;
-use hugemem::{Arena, DeviceLease, DeviceMemory, Pool};
+use hugemem::{Arena, DeviceLease, DeviceMemory, Pool, Sharing};
 use reactors::{Nanos, ring};
 
 use super::{BLOCK, BLOCKS, DESTINATION, SOURCE, TURN, execute, failure, memory, request};
@@ -29,6 +29,8 @@ struct DriveWithMemory {
     content: Arc<Mutex<HashMap<u64, Vec<u8>>>>,
     /// Requests that are refused for now, and executed later.
     refusals: Arc<AtomicU64>,
+    /// The longest request that it takes, in blocks.
+    blocks_max: Arc<AtomicU64>,
     arena: Arc<Arena>,
 }
 
@@ -37,6 +39,7 @@ struct QueueWithMemory {
     memory: Arc<Mutex<Arc<DeviceMemory>>>,
     content: Arc<Mutex<HashMap<u64, Vec<u8>>>>,
     refusals: Arc<AtomicU64>,
+    blocks_max: Arc<AtomicU64>,
     pool: Pool,
     /// The address of reads in flight, by tag.
     addresses: HashMap<u64, u64>,
@@ -67,6 +70,7 @@ impl Device for DriveWithMemory {
             memory: Arc::clone(&self.memory),
             content: Arc::clone(&self.content),
             refusals: Arc::clone(&self.refusals),
+            blocks_max: Arc::clone(&self.blocks_max),
             pool: self.arena.pool(0),
             addresses: HashMap::new(),
             writes: Vec::new(),
@@ -83,6 +87,14 @@ impl DeviceQueue for QueueWithMemory {
         Some(Arc::clone(&self.memory.lock().expect("not poisoned")))
     }
 
+    fn blocks_in(&self, memory: &Arc<DeviceMemory>) -> u32 {
+        let own = self.memory.lock().expect("not poisoned");
+        match Arc::ptr_eq(&own, memory) {
+            true => self.blocks_max.load(Ordering::Relaxed) as u32,
+            false => 0,
+        }
+    }
+
     fn submit_in_device(
         &mut self,
         mut request: Request,
@@ -92,6 +104,8 @@ impl DeviceQueue for QueueWithMemory {
             self.refusals.fetch_sub(1, Ordering::Relaxed);
             return Err(Refusal::Later(request));
         }
+        let most = self.blocks_max.load(Ordering::Relaxed);
+        assert!(u64::from(request.blocks) <= most, "too long");
         let address = lease.begin();
         let mut data = self.pool.take(request.blocks as usize * BLOCK as usize);
         let tag = request.tag;
@@ -151,11 +165,14 @@ struct Lab {
     destination: Arc<MemoryDevice>,
     memory: Arc<Mutex<Arc<DeviceMemory>>>,
     refusals: Arc<AtomicU64>,
+    /// Of the source and the destination.
+    blocks_max: [Arc<AtomicU64>; 2],
     now: Nanos,
 }
 
 fn device_memory(slices: u64) -> Arc<DeviceMemory> {
-    DeviceMemory::new(1 << 40, slices * SLICE as u64, SLICE).expect("room")
+    let own = Sharing::Own("there is one device".to_owned());
+    DeviceMemory::new(1 << 40, slices * SLICE as u64, SLICE, own).expect("room")
 }
 
 impl Lab {
@@ -165,6 +182,10 @@ impl Lab {
         let memory = Arc::new(Mutex::new(device_memory(slices)));
         let content = Arc::default();
         let refusals = Arc::<AtomicU64>::default();
+        let blocks_max = [SOURCE, DESTINATION].map(|_| {
+            let slice = SLICE as u64 / u64::from(BLOCK);
+            Arc::new(AtomicU64::new(slice))
+        });
         let set = Rc::new(DeviceSet::new());
         for (place, inner) in [(SOURCE, &source), (DESTINATION, &destination)] {
             let drive = DriveWithMemory {
@@ -172,6 +193,7 @@ impl Lab {
                 memory: Arc::clone(&memory),
                 content: Arc::clone(&content),
                 refusals: Arc::clone(&refusals),
+                blocks_max: Arc::clone(&blocks_max[place]),
                 arena: Arc::clone(&arena),
             };
             let options = QueueOptions::new(0, 64, arena.pool(0));
@@ -197,6 +219,7 @@ impl Lab {
             destination,
             memory,
             refusals,
+            blocks_max,
             now: Nanos::from_secs(1),
         }
     }
@@ -259,19 +282,44 @@ impl Lab {
     }
 }
 
+/// Also a write that succeeds: what the device took from the memory may be anything.
 #[test]
 fn memory_that_ends_fails_the_copy() {
-    let mut lab = Lab::new(8);
-    let progress = lab.start();
-    lab.turns(3);
-    // The device is reset: its memory loses the content, and is there again.
-    let before = lab.memory();
-    before.end();
-    *lab.memory.lock().expect("not poisoned") = device_memory(8);
-    let (written_blocks, failed) = failure(lab.run(&progress));
-    assert_eq!(failed.error, CopyError::Device(DeviceError::Interrupted));
-    lab.expect_copied(written_blocks);
-    assert_eq!(before.counters().taken, 0);
+    let mut steps = Vec::new();
+    for turns in 2..10 {
+        let mut lab = Lab::new(8);
+        let progress = lab.start();
+        lab.turns(turns);
+        // The device is reset: its memory loses the content, and is there again.
+        let before = lab.memory();
+        before.end();
+        *lab.memory.lock().expect("not poisoned") = device_memory(8);
+        let (written_blocks, failed) = failure(lab.run(&progress));
+        assert_eq!(failed.error, CopyError::MemoryLost);
+        assert_eq!(failed.first_block, written_blocks);
+        steps.push(failed.step);
+        lab.expect_copied(written_blocks);
+        assert_eq!(before.counters().taken, 0);
+    }
+    for step in [CopyStep::Read, CopyStep::Write] {
+        assert!(steps.contains(&step), "{steps:?}");
+    }
+}
+
+/// The device that does not have the memory may accept less in one request.
+#[test]
+fn pieces_are_as_long_as_both_devices_accept() {
+    for (most, expected) in [([1, 5], BLOCKS), ([5, 1], BLOCKS), ([3, 0], 0), ([0, 3], 0)] {
+        let mut lab = Lab::new(8);
+        for (blocks_max, most) in lab.blocks_max.iter().zip(most) {
+            blocks_max.store(most, Ordering::Relaxed);
+        }
+        let progress = lab.start();
+        assert_eq!(lab.run(&progress), CopyEnd::Complete);
+        lab.expect_copied(BLOCKS);
+        assert_eq!(progress.in_device_blocks(), expected);
+        assert_eq!(lab.memory().counters().taken, 0);
+    }
 }
 
 #[test]
