@@ -60,7 +60,7 @@ pub(crate) struct CopyArguments {
     /// Copy although DESTINATION is exported, so that hosts may use it.
     #[arg(long)]
     overwrite_exported: bool,
-    /// Move data through the controller memory buffer of the drive that has both devices, and not
+    /// Move data through the controller memory buffer of the drive of one of the devices, and not
     /// through the memory of this machine. No real drive has been tested.
     #[arg(long)]
     drive_memory: bool,

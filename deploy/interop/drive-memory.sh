@@ -1,35 +1,73 @@
 #!/usr/bin/env bash
-# `windlass copy --drive-memory` copies a namespace of a drive to another one of the same drive through
-# the drive's controller memory buffer, while the host writes and verifies on both drives. Counters tell that
-# no memory of the machine was used, and the kernel's own driver compares the namespaces. Without such a
-# buffer, and between drives, it is refused.
+# `windlass copy --drive-memory` copies a namespace of a drive to another one of the same drive, and of the
+# other drive, through the controller memory buffer of one drive, while the host writes and verifies on
+# both drives. Counters tell that no memory of the machine was used, and a text that each copied block has
+# is not in the memory of the appliance. Either drive is pulled during a copy: the host's requests to the other one do not
+# fail. The kernel's own driver compares the namespaces. Without such a buffer it is refused.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 . "$(dirname "$0")/lib/copies.sh"
+
+canary="this block is not in host memory"
+
+# canaries: how many lines of the appliance's memory have the text of the copied blocks.
+canaries() {
+  local range permissions begin end found=0 count
+  while read -r range permissions _; do
+    begin=$((16#${range%-*})) end=$((16#${range#*-}))
+    case $permissions in rw*) ;; *) continue ;; esac
+    # Unreadable parts, such as registers of drives, end the read.
+    count=$(dd if="/proc/$windlass/mem" bs=1M iflag=skip_bytes,count_bytes skip=$begin \
+      count=$((end - begin)) 2> /dev/null | grep -acF "$canary" || true)
+    found=$((found + count))
+  done < "/proc/$windlass/maps"
+  echo "$found"
+}
+
+# through_memory COPY…: the copy is complete, and every byte was in the memory of a drive.
+through_memory() {
+  show copy "$@" --drive-memory
+  [ "$(last state)" = complete ] || fail "it is not complete: $(copies)"
+  [ "$(last written_bytes)" = $namespace_bytes ] || fail "not everything is written"
+  [ "$(last drive_memory_bytes)" = $namespace_bytes ] || fail "memory of the machine was used"
+}
+
+has_written() { [ "$(last state)" = running ] && [ "$(last written_bytes)" -ge "$1" ]; }
+
+# restrict BYTES: limits what QEMU's throttle group moves in a second below B's namespace 2.
+restrict() {
+  machine "{\"execute\":\"qom-set\",\"arguments\":{\"path\":\"/objects/few\",\"property\":\"limits\",
+    \"value\":{\"bps-total\":$1}}}"
+}
+
+plug_in_again() {
+  qmp device_add driver=nvme id=nvme1 bus=hp1 serial=LAB1 subsys=subsys1 cmb_size_mb=16 > /dev/null
+}
 
 modprobe -a nvme nvme-tcp
 cd /tmp
 show uname -r
 await_disks
-head -c $namespace_bytes /dev/urandom > /tmp/data
+# Each 4 KiB have the text and differ.
+for block in $(seq $((namespace_bytes / 4096))); do printf '%-4095s\n' "$canary $block"; done > /tmp/data
+[ "$(stat -c %s /tmp/data)" = $namespace_bytes ] || fail "the data has a wrong size"
 dd if=/tmp/data of="$(disk_of $A 2)" bs=1M oflag=direct status=none
-dd if=/dev/zero of="$(disk_of $A 3)" bs=1M count=64 oflag=direct status=none
+for disk in "$(disk_of $A 3)" "$(disk_of $B 2)" "$(disk_of $B 3)"; do
+  dd if=/dev/zero of="$disk" bs=1M count=64 oflag=direct status=none
+done
 show windlass bind $A $B
 configure_export '"a1", "b1"' 'allow_any_host = true' <<END
 $(for name in a1 a2 a3; do drive_table $name $A 'command_deadline = "2s"'; done)
-$(for name in b1 b2; do drive_table $name $B 'command_deadline = "2s"'; done)
-[[device]]
-name = "ram"
-type = "memory"
-size = "64MiB"
+$(for name in b1 b2 b3; do drive_table $name $B 'command_deadline = "2s"'; done)
+$(for name in ram other; do printf '[[device]]\nname = "%s"\ntype = "memory"\nsize = "64MiB"\n' $name; done)
 END
 show cat $config
 start
 connect
 
-say "copies that cannot use the memory of one drive"
-fails_with "are not on one drive" a2 b2 --drive-memory
-fails_with "has no controller memory buffer" ram a3 --drive-memory
+say "copies that cannot use the memory of a drive"
+fails_with "neither device ram nor other is on a drive" ram other --drive-memory
+fails_with "device ram cannot use the controller memory buffer of the drive of device a3" ram a3 --drive-memory
 [ -z "$(copies)" ] || fail "a copy began"
 
 say "a copy through the drive's memory while the host writes and verifies"
@@ -38,16 +76,25 @@ writer /tmp/enough "drive A beside the copy" "$(device_of 1)" > /tmp/a.log 2>&1 
 writer_a=$!
 writer /tmp/enough "drive B beside the copy" "$(device_of 2)" > /tmp/b.log 2>&1 &
 writer_b=$!
-for round in 1 2 3; do
-  show copy a2 a3 --drive-memory
-  [ "$(last state)" = complete ] || fail "round $round: it is not complete"
-  [ "$(last written_bytes)" = $namespace_bytes ] || fail "round $round: not everything is written"
-  [ "$(last drive_memory_bytes)" = $namespace_bytes ] || fail "round $round: memory of the machine was used"
+for round in 1 2; do
+  say "round $round"
+  through_memory a2 a3
+  through_memory a2 b2
+  through_memory b2 b3
 done
 touch /tmp/enough
 wait $writer_a || fail "fio on drive A: $(cat /tmp/a.log)"
 wait $writer_b || fail "fio on drive B: $(cat /tmp/b.log)"
 cat /tmp/a.log /tmp/b.log
+
+say "no copied block was in the memory of the appliance"
+found=$(canaries)
+[ "$found" = 0 ] || fail "the text is there $found times"
+show copy a2 b3
+[ "$(last drive_memory_bytes)" = 0 ] || fail "it was not asked for"
+found=$(canaries)
+[ "$found" -gt 0 ] || fail "a copy through the arena leaves no text: the check finds nothing"
+say "after a copy through the arena: $found times"
 
 say "the drive is slower than its deadline: the copy ends, and the next one is complete"
 machine '{"execute":"object-add","arguments":{"qom-type":"throttle-group","id":"slow",
@@ -65,13 +112,57 @@ is_alive || fail "the appliance is gone"
 eventually 60 is_served 1
 eventually 60 copy a2 a3 --drive-memory
 [ "$(last drive_memory_bytes)" = $namespace_bytes ] || fail "memory of the machine was used"
+through_memory a2 b2
+
+machine '{"execute":"object-add","arguments":{"qom-type":"throttle-group","id":"few"}}'
+qmp blockdev-add driver=throttle node-name=few2 throttle-group=few file=file1n2 > /dev/null
+
+# pulled NUMBER OTHER PATTERN: a copy from A to B through A's memory fails with such a text, because the
+# drive of that number is pulled. A namespace of the other drive is written and verified without an error.
+pulled() {
+  local number=$1 other=$2 pattern=$3 copying writer
+  under disk1n2 few2
+  restrict $((4 << 20))
+  copy a2 b2 --drive-memory > /tmp/pulled.log 2>&1 &
+  copying=$!
+  verify "the drive that stays" "$(device_of "$other")" 16 --rate=2m,2m > /tmp/stays.log 2>&1 &
+  writer=$!
+  eventually 30 has_written $((2 << 20))
+  [ "$(last drive_memory_bytes)" -ge $((2 << 20)) ] || fail "memory of the machine was used"
+  qmp device_del "id=nvme$number" > /dev/null
+  if wait $copying; then fail "it completed: $(cat /tmp/pulled.log)"; fi
+  cat /tmp/pulled.log
+  grep -qE "$pattern" /tmp/pulled.log || fail "it does not say: $pattern"
+  restrict 0
+  wait $writer || fail "fio on the drive that stays: $(cat /tmp/stays.log)"
+  cat /tmp/stays.log
+  is_alive || fail "the appliance is gone"
+}
+
+say "the drive that is written is pulled"
+pulled 1 1 "device b2 failed: the device is gone"
+eventually 30 said "b1 is gone"
+eventually 30 test ! -e /sys/bus/pci/devices/$B
+through_memory a2 a3
+
+say "it is plugged in again, and the drive that is read is pulled"
+eventually 30 plug_in_again
+eventually 30 windlass bind $B
+eventually 30 is_served 2
+eventually 30 copy a2 b2 --drive-memory
+through_memory a2 b3
+pulled 0 2 "device a2 failed: the device is gone|the drive whose memory had the data was reset or removed"
+eventually 30 said "a1 is gone"
+eventually 30 test ! -e /sys/bus/pci/devices/$A
+through_memory b3 b2
 
 say "the kernel's driver compares the namespaces"
 disconnect
 stop
-show windlass unbind $A $B
-eventually 20 disk_of $A 3
-cmp -n $namespace_bytes /tmp/data "$(disk_of $A 2)" || fail "the source was changed"
-cmp -n $namespace_bytes /tmp/data "$(disk_of $A 3)" || fail "the copy is not the same"
+show windlass unbind $B
+eventually 20 disk_of $B 3
+for namespace in 2 3; do
+  cmp -n $namespace_bytes /tmp/data "$(disk_of $B $namespace)" || fail "copy $namespace is not the same"
+done
 expect_quiet_iommu
 say passed

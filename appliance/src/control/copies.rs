@@ -135,8 +135,8 @@ fn status(refused: &CopyRefusal) -> StatusCode {
         | CopyRefusal::BlockSize { .. }
         | CopyRefusal::OutOfRange { .. }
         | CopyRefusal::Unaligned(_)
-        | CopyRefusal::OtherDrive(..)
-        | CopyRefusal::NoDriveMemory(_)
+        | CopyRefusal::Unreachable { .. }
+        | CopyRefusal::NoDriveMemory(..)
         | CopyRefusal::ReadOnly(_) => StatusCode::UNPROCESSABLE_ENTITY,
     }
 }

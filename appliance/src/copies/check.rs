@@ -1,9 +1,8 @@
 //! Whether a copy may begin: what it would read and overwrite.
 
-use std::sync::Arc;
-
 use appliance_config::{Backing, Config, Name, Nqn};
-use block::{CopyPlan, Health, HealthState};
+use block::{CopyPlan, Device, Health, HealthState};
+use hugemem::Sharing;
 
 use super::{Copies, CopyRunning};
 use crate::devices::Devices;
@@ -22,7 +21,7 @@ pub(crate) struct CopyWanted {
     pub(crate) live: bool,
     /// Hosts may use the destination.
     pub(crate) overwrite_exported: bool,
-    /// Data is moved through the memory of the drive that has both devices.
+    /// Data is moved through the memory of one of their drives.
     pub(crate) drive_memory: bool,
 }
 
@@ -88,15 +87,19 @@ pub(crate) enum CopyRefusal {
     #[error("{} copies are running: wait for the end of one", block::COPIES_MAX)]
     TooMany,
     #[error(
-        "devices {0} and {1} are not on one drive, so their data cannot move through its memory: copy \
-         without --drive-memory"
+        "neither device {0} nor {1} is on a drive with a controller memory buffer that can hold data of \
+         reads and writes: copy without --drive-memory"
     )]
-    OtherDrive(Name, Name),
+    NoDriveMemory(Name, Name),
     #[error(
-        "the drive of device {0} has no controller memory buffer that can hold data of reads and \
-         writes: copy without --drive-memory"
+        "device {other} cannot use the controller memory buffer of the drive of device {owner}: {why}: \
+         copy without --drive-memory"
     )]
-    NoDriveMemory(Name),
+    Unreachable {
+        owner: Name,
+        other: Name,
+        why: String,
+    },
     #[error("the reactor accepts no more messages: it has ended or is stuck")]
     NoReactor,
 }
@@ -164,12 +167,7 @@ pub(crate) fn check(
     }
     check_uses(wanted, config, source, destination)?;
     if wanted.drive_memory {
-        let (source, destination) = (source.name.clone(), destination.name.clone());
-        match (from.device_memory(), to.device_memory()) {
-            (None, _) => return Err(CopyRefusal::NoDriveMemory(source)),
-            (Some(one), Some(other)) if Arc::ptr_eq(&one, &other) => {}
-            (Some(_), _) => return Err(CopyRefusal::OtherDrive(source, destination)),
-        }
+        check_drive_memory([(source, &**from), (destination, &**to)])?;
     }
     let max_transfer_blocks = read.max_transfer_blocks.min(written.max_transfer_blocks);
     Ok(Checked {
@@ -186,6 +184,36 @@ pub(crate) fn check(
         },
         source_health,
     })
+}
+
+/// Checks that one of the devices has memory that the other one can use, too.
+fn check_drive_memory(
+    both: [(&appliance_config::Device, &dyn Device); 2],
+) -> Result<(), CopyRefusal> {
+    let [source, destination] = both;
+    let mut refusal = None;
+    for ((owner, device), (other, neighbour)) in [(source, destination), (destination, source)] {
+        let Some(memory) = device.device_memory() else {
+            continue;
+        };
+        if neighbour.reaches(&memory) {
+            return Ok(());
+        }
+        let why = match memory.sharing() {
+            _ if !matches!(other.backing, Backing::Nvme(_)) => "it is not on a drive".to_owned(),
+            Sharing::Own(why) => format!("only that drive can, because {why}"),
+            Sharing::Neighbours(_) => {
+                "its drive is in another IOMMU container, or is not ready".to_owned()
+            }
+        };
+        refusal.get_or_insert_with(|| CopyRefusal::Unreachable {
+            owner: owner.name.clone(),
+            other: other.name.clone(),
+            why,
+        });
+    }
+    let none = || CopyRefusal::NoDriveMemory(source.0.name.clone(), destination.0.name.clone());
+    Err(refusal.unwrap_or_else(none))
 }
 
 /// Checks the range against the sizes of the source and the destination. Returns its length in bytes.
@@ -252,4 +280,136 @@ fn check_uses(
         device: source.name.clone(),
         user,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use block::{DeviceIdentity, DeviceQueue, Geometry, OpenError, QueueOptions};
+    use hugemem::{AddressSpace, DeviceMemory};
+
+    use super::*;
+
+    /// A device in an address space, and with memory, or without.
+    struct Placed {
+        space: Option<AddressSpace>,
+        memory: Option<Arc<DeviceMemory>>,
+    }
+
+    impl Device for Placed {
+        fn name(&self) -> &str {
+            unreachable!("the check uses the configured name")
+        }
+
+        fn geometry(&self) -> Geometry {
+            unreachable!("the check of memory does not use it")
+        }
+
+        fn identity(&self) -> &DeviceIdentity {
+            unreachable!("the check does not use it")
+        }
+
+        fn health(&self) -> Health {
+            Health::default()
+        }
+
+        fn device_memory(&self) -> Option<Arc<DeviceMemory>> {
+            self.memory.clone()
+        }
+
+        fn reaches(&self, memory: &Arc<DeviceMemory>) -> bool {
+            let own = self.memory.as_ref();
+            own.is_some_and(|it| Arc::ptr_eq(it, memory)) || memory.is_shared_with(self.space)
+        }
+
+        fn open_queue(&self, _: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
+            Err(OpenError::Removed)
+        }
+    }
+
+    fn drive(space: AddressSpace, sharing: Option<Sharing>) -> Placed {
+        let memory = |sharing| DeviceMemory::new(1 << 40, 1 << 20, 4096, sharing);
+        Placed {
+            space: Some(space),
+            memory: sharing.and_then(memory),
+        }
+    }
+
+    fn configured(name: &str, is_drive: bool) -> appliance_config::Device {
+        let backing = match is_drive {
+            true => "type = \"nvme\"\npci = \"01:00.0\"",
+            false => "type = \"memory\"\nsize = \"1MiB\"",
+        };
+        let text = format!(
+            "[[device]]\nname = \"{name}\"\n{backing}\n\
+             [[listener]]\nname = \"l\"\ntransport = \"tcp\"\naddress = \"127.0.0.1:4420\"\n\
+             [[export]]\nnqn = \"nqn.2026-11.org.windlass:x\"\ndevices = [\"{name}\"]\n\
+             listeners = [\"l\"]\nallow_any_host = true\n"
+        );
+        let config = Config::parse("test", &text).expect("a device");
+        config.devices[0].clone()
+    }
+
+    #[test]
+    fn memory_that_one_device_cannot_use_is_refused_with_the_reason() {
+        let space = AddressSpace::unique();
+        let shared = || Some(Sharing::Neighbours(space));
+        let own = Some(Sharing::Own("the kernel does not map it".to_owned()));
+        let without = || drive(space, None);
+        let elsewhere = |sharing| drive(AddressSpace::unique(), sharing);
+        for (from, to, is_drive, expected) in [
+            (
+                without(),
+                without(),
+                true,
+                Some("neither device from nor to is on a drive"),
+            ),
+            (drive(space, shared()), without(), true, None),
+            (without(), drive(space, shared()), true, None),
+            (
+                drive(space, own.clone()),
+                drive(space, own),
+                true,
+                Some(
+                    "device to cannot use the controller memory buffer of the drive of device from: only \
+                      that drive can, because the kernel does not map it",
+                ),
+            ),
+            (
+                drive(space, shared()),
+                elsewhere(None),
+                true,
+                Some("device from: its drive is in another IOMMU container"),
+            ),
+            (
+                elsewhere(None),
+                drive(space, shared()),
+                true,
+                Some(
+                    "device from cannot use the controller memory buffer of the drive of device to",
+                ),
+            ),
+            (
+                drive(space, shared()),
+                elsewhere(None),
+                false,
+                Some(
+                    "device to cannot use the controller memory buffer of the drive of device from: it \
+                      is not on a drive",
+                ),
+            ),
+        ] {
+            let both = [configured("from", true), configured("to", is_drive)];
+            let [source, destination] = &both;
+            let result = check_drive_memory([(source, &from), (destination, &to)]);
+            match (result, expected) {
+                (Ok(()), None) => {}
+                (Err(refused), Some(text)) => {
+                    assert!(refused.to_string().contains(text), "{refused}");
+                }
+                (result, expected) => panic!("{result:?} instead of {expected:?}"),
+            }
+        }
+    }
 }

@@ -254,7 +254,7 @@ fn copies_that_would_destroy_or_mix_data_are_refused_with_the_remedy() {
             ..wanted(source, destination)
         };
         let refused = lab.appliance.start_copy(&through).expect_err("no drive");
-        let text = format!("the drive of device {source} has no controller memory buffer");
+        let text = format!("neither device {source} nor {destination} is on a drive with a");
         assert!(refused.to_string().starts_with(&text), "{refused}");
     }
     let force = CopyWanted {

@@ -288,7 +288,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             ],
             namespaces: 2,
         }),
-        timeout_s: 300,
+        timeout_s: 480,
     },
     Scenario {
         name: "drive-upgrade",

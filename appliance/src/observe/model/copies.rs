@@ -120,7 +120,7 @@ pub(crate) struct CopyRequest {
     /// Copy although the destination is exported, and hosts may use it.
     #[serde(default)]
     pub(crate) overwrite_exported: bool,
-    /// Move data through the controller memory buffer of the drive that has both devices, and not
+    /// Move data through the controller memory buffer of the drive of one of the devices, and not
     /// through the memory of this machine.
     #[serde(default)]
     pub(crate) drive_memory: bool,
