@@ -28,8 +28,7 @@ pub(super) async fn reopen(
     };
     let found = shared.observatory().device(&name);
     let Some(device) = found else {
-        let text =
-            format!("device {name} is not open: `windlass status --devices` lists the devices");
+        let text = format!("device {name} is not open: `windlass status` lists the devices");
         return refusal(StatusCode::NOT_FOUND, text);
     };
     let config = shared.observatory().config();

@@ -116,8 +116,7 @@ pub(super) async fn clear(
     let devices = target.devices();
     let found = devices.iter().find(|(_, device)| device.name() == name);
     let Some((index, _)) = found else {
-        let text =
-            format!("device {name} is not open: `windlass status --devices` lists the devices");
+        let text = format!("device {name} is not open: `windlass status` lists the devices");
         return refusal(StatusCode::NOT_FOUND, text);
     };
     let states = target.reservations();

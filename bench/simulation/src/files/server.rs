@@ -102,6 +102,9 @@ impl RecordStore for RecordsOfServer {
     }
 }
 
+/// An open device and its volume.
+type Opened = (Arc<dyn Device>, Volume);
+
 /// The device of the volume.
 enum Storage {
     Disk(Disk),
@@ -210,15 +213,18 @@ impl FileServer {
         self.backing == Backing::Durable
     }
 
-    /// Starts it.
+    /// Starts it. With `failures` per thousand requests to the device it may not start: then it returns
+    /// false.
     ///
     /// # Errors
     /// The volume cannot be opened, or the service cannot start.
-    pub(super) fn start(&mut self) -> Result<(), String> {
+    pub(super) fn start(&mut self, failures: u32) -> Result<bool, String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let now = self.time.now();
         let pool = self.arena.pool(1);
-        let (device, volume) = self.open(&pool)?;
+        let Some((device, volume)) = self.open(&pool, failures)? else {
+            return Ok(false);
+        };
         let keeps_records = self.is_durable();
         self.starts += 1;
         let now = Now {
@@ -283,11 +289,11 @@ impl FileServer {
             levels,
             _device: device,
         });
-        Ok(())
+        Ok(true)
     }
 
-    /// Opens the device and the volume on it.
-    fn open(&mut self, pool: &hugemem::Pool) -> Result<(Arc<dyn Device>, Volume), String> {
+    /// Opens the device and the volume on it; `None` if that fails because the device does.
+    fn open(&mut self, pool: &hugemem::Pool, failures: u32) -> Result<Option<Opened>, String> {
         let volatile = VolatileOptions {
             uuid: Uuid([self.starts as u8; 16]),
             device_bytes: self.device_bytes,
@@ -297,7 +303,7 @@ impl FileServer {
             Storage::Ram(ram) => {
                 let opened = ram.open("ram", self.device_bytes, false);
                 let opened = opened.map_err(|error| error.to_string())?;
-                Ok((opened.device, Volume::volatile(&volatile)))
+                Ok(Some((opened.device, Volume::volatile(&volatile))))
             }
             Storage::Disk(disk) => {
                 let volume = match self.backing {
@@ -310,12 +316,22 @@ impl FileServer {
                         if !problems.is_empty() {
                             return Err(format!("the volume is inconsistent: {problems:?}"));
                         }
-                        stored::open(disk, pool).map_err(|error| error.to_string())?
+                        disk.set_behaviour(DiskBehaviour {
+                            error_permille: failures,
+                            flush_error_permille: failures,
+                            forgotten_before: self.data_at / u64::from(BLOCK_BYTES),
+                            ..IDEAL
+                        });
+                        match stored::open(disk, pool) {
+                            Ok(volume) => volume,
+                            Err(_) if failures > 0 => return Ok(None),
+                            Err(error) => return Err(error.to_string()),
+                        }
                     }
                     Backing::Ram | Backing::Volatile => Volume::volatile(&volatile),
                 };
                 disk.set_behaviour(self.behaviour);
-                Ok((Arc::new(disk.clone()), volume))
+                Ok(Some((Arc::new(disk.clone()), volume)))
             }
         }
     }

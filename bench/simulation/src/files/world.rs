@@ -25,6 +25,8 @@ const STANDSTILL_MAX: Nanos = Nanos::from_secs(1);
 /// Longest time that a client is away, and that the server does not run.
 const ABSENCE_MAX: Nanos = Nanos::from_secs(3);
 const DOWNTIME_MAX: Nanos = Nanos::from_millis(50);
+/// How often the device fails while the server starts, per thousand starts.
+const FAILING_START_PERMILLE: u32 = 300;
 /// Longest time that requests to the device fail.
 const FAILURE_MAX: Nanos = Nanos::from_millis(20);
 /// Longest time until a failure of the volume is shown.
@@ -189,7 +191,7 @@ impl FileWorld {
     /// # Errors
     /// What is wrong.
     pub fn run(&mut self) -> Result<(), String> {
-        self.server.start()?;
+        self.server.start(0)?;
         self.begin_model()?;
         while self.event < self.swarm.events {
             self.event += 1;
@@ -352,14 +354,32 @@ impl FileWorld {
         if self.server_starts_at.is_none_or(|it| it > self.now()) {
             return Ok(());
         }
+        let has_failures = self.swarm.faults.failure > 0;
+        let failures = match has_failures && self.random.permille(FAILING_START_PERMILLE) {
+            true => self.random.between(1, 200) as u32,
+            false => 0,
+        };
+        self.note(format_args!(
+            "the server starts; {failures} of a thousand requests to the device fail"
+        ));
+        if !self.server.start(failures)? {
+            self.failures += 1;
+            let power_fails = self.random.coin();
+            self.note(format_args!(
+                "the volume cannot be opened; power fails: {power_fails}"
+            ));
+            self.server.kill(power_fails);
+            let down = Nanos(self.random.below(DOWNTIME_MAX.as_nanos()));
+            self.server_starts_at = Some(self.now() + down);
+            return Ok(());
+        }
         self.server_starts_at = None;
-        self.note(format_args!("the server starts"));
         for side in &mut self.clients {
             if side.stage == Stage::Ready {
                 (side.stage, side.continues) = (Stage::Probing, true);
             }
         }
-        self.server.start()
+        Ok(())
     }
 
     /// The clients that can begin an operation.
