@@ -237,6 +237,17 @@ impl Devices {
         std::iter::once(arena.region()).chain(stores).collect()
     }
 
+    /// The arena's memory and that of these RAM devices.
+    pub(crate) fn regions_of<'a>(
+        &'a self,
+        arena: &'a Arena,
+        names: impl Iterator<Item = &'a Name>,
+    ) -> Vec<&'a Region> {
+        let found = names.filter_map(|name| self.all.get(name));
+        let stores = found.flat_map(|(_, opened)| opened.regions());
+        std::iter::once(arena.region()).chain(stores).collect()
+    }
+
     /// Flushes cached data of files; logs the failures.
     pub(crate) fn flush_files(&self) -> bool {
         let mut flushed = true;

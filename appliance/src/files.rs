@@ -1,6 +1,8 @@
 //! NFS as a service of the reactors: all volumes, shares and connections belong to the first
 //! reactor.
 
+#[cfg_attr(not(feature = "verbs"), path = "files/without_rdma.rs")]
+mod rdma;
 #[cfg(test)]
 mod tests;
 
@@ -11,8 +13,9 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use appliance_config::{Backing, Config, FileListener, Name, Squash, Uuid, Volume};
+use appliance_config::{Backing, Config, FileListener, Name, Squash, Transport, Uuid, Volume};
 use arc_swap::ArcSwap;
+use files_rdma::RdmaCounters;
 use files_server::{
     ClientReport, Clients, Network, Now, Server, ServerCounters, ServerOptions, ShareCounters,
     ShareNumber, VolumeIndex,
@@ -34,6 +37,7 @@ use crate::messages::{MessageRings, NoResponse};
 use crate::reactor_setup::{ReactorParts, Service};
 use crate::state_directory::StateDirectory;
 use crate::volumes::{self, Obstacle, VolumeError};
+use rdma::FileEndpoint;
 
 /// The reactor of the service.
 const REACTOR: usize = 0;
@@ -56,6 +60,8 @@ struct Parts {
     server: ServerOptions,
     devices: Vec<DeviceOfVolume>,
     listeners: Vec<TcpListener>,
+    /// Devices and listeners over RDMA, if there are any.
+    endpoint: Option<FileEndpoint>,
     records: Option<FileClientsStore>,
     messages: Receiver<FileMessage>,
 }
@@ -67,6 +73,7 @@ pub(crate) struct Files {
     messages: MessageRings<FileMessage>,
     server: Arc<ServerCounters>,
     service: Arc<ServiceCounters>,
+    rdma: Arc<RdmaCounters>,
     volumes: Vec<(Name, Arc<VolumeLevels>)>,
     /// The root directory of each volume.
     roots: Vec<InodeId>,
@@ -91,10 +98,26 @@ impl Files {
         }
         let mut sockets = Vec::new();
         let mut listeners = Vec::new();
+        let mut endpoint = None;
         for listener in &config.files.listeners {
-            let socket = listen(listener)?;
-            listeners.push((listener.name.clone(), socket.local_addr()?));
-            sockets.push(socket);
+            let address = match listener.transport {
+                Transport::Tcp => {
+                    let socket = listen(listener)?;
+                    let address = socket.local_addr()?;
+                    sockets.push(socket);
+                    address
+                }
+                Transport::Rdma => {
+                    if endpoint.is_none() {
+                        let volumes = config.files.volumes.iter().map(|it| &it.device);
+                        let regions = devices.regions_of(arena, volumes);
+                        endpoint = Some(FileEndpoint::open(listener, &regions)?);
+                    }
+                    let endpoint = endpoint.as_mut().expect("it was opened");
+                    endpoint.listen(listener)?
+                }
+            };
+            listeners.push((listener.name.clone(), address));
         }
         let pool = arena.pool(WAITERS_MAX);
         let mut volumes = Vec::new();
@@ -137,6 +160,7 @@ impl Files {
             server,
             devices: of_volumes,
             listeners: sockets,
+            endpoint,
             records,
             messages: receivers.into_iter().next().expect("one reactor"),
         };
@@ -145,6 +169,7 @@ impl Files {
             messages,
             server: counters,
             service: Arc::default(),
+            rdma: Arc::default(),
             volumes: levels,
             roots,
             shares: ArcSwap::from_pointee(of_shares),
@@ -163,6 +188,10 @@ impl Files {
 
     pub(crate) fn service_counters(&self) -> &ServiceCounters {
         &self.service
+    }
+
+    pub(crate) fn rdma_counters(&self) -> &RdmaCounters {
+        &self.rdma
     }
 
     /// The levels of the volumes.
@@ -244,6 +273,11 @@ impl Service for Files {
             counters: Arc::clone(&self.service),
             messages: Some(own.messages),
         })?;
+        if let Some(endpoint) = own.endpoint {
+            let core = Rc::clone(service.core());
+            let (arena, counters) = (Arc::clone(&parts.arena), Arc::clone(&self.rdma));
+            setup.register(endpoint.into_poller(core, arena, counters)?)?;
+        }
         let service = Rc::new(RefCell::new(service));
         parts.devices.add(service.clone());
         setup.register(Box::new(FilePoller::new(service)?))?;
@@ -281,6 +315,11 @@ fn recorded_clients(
             (clients, None)
         }
     }
+}
+
+/// Why the RDMA listeners of `config` cannot work on this machine.
+pub(crate) fn rdma_problem(config: &Config) -> Option<String> {
+    rdma::problem(config)
 }
 
 /// The time of the start, by the reactor's clock and by that of the machine.

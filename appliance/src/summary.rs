@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use appliance_config::{Access, Backing, Config, Cores, Device, Export, Listener};
+use appliance_config::{Access, Backing, Config, Cores, Device, Export, Listener, Transport};
 
 use crate::appliance::Appliance;
 use crate::error::with_causes;
@@ -60,8 +60,10 @@ fn write_ready(out: &mut String, appliance: &Appliance) -> fmt::Result {
         }
     }
     for share in &config.files.shares {
-        for bound in appliance.files_addresses() {
-            writeln!(out, "mount: {}", mount_command(share.name.as_str(), bound))?;
+        let bound = appliance.files_addresses();
+        for (listener, bound) in config.files.listeners.iter().zip(bound) {
+            let command = mount_command(share.name.as_str(), listener.transport, bound);
+            writeln!(out, "mount: {command}")?;
         }
     }
     if let Some(control) = appliance.control() {
@@ -222,7 +224,10 @@ fn write_files(out: &mut String, config: &Config) -> fmt::Result {
             )?;
         }
         for listener in &config.files.listeners {
-            writeln!(out, "  nfs {}", listener.address)?;
+            match listener.transport {
+                Transport::Tcp => writeln!(out, "  nfs {}", listener.address)?,
+                Transport::Rdma => writeln!(out, "  nfs {} over RDMA", listener.address)?,
+            }
         }
         match share.clients.len() {
             _ if share.allow_any_client => writeln!(out, "  any client may mount it")?,
@@ -308,14 +313,18 @@ fn attach_command(transport: &str, nqn: &str, address: SocketAddr) -> String {
 }
 
 /// The command that mounts a share with the Linux client.
-fn mount_command(share: &str, address: SocketAddr) -> String {
+fn mount_command(share: &str, transport: Transport, address: SocketAddr) -> String {
     let port = address.port();
     let ip = match address.ip() {
         ip if ip.is_unspecified() => "ADDRESS".to_owned(),
         IpAddr::V4(ip) => ip.to_string(),
         IpAddr::V6(ip) => format!("[{ip}]"),
     };
-    format!("mount -t nfs -o vers=4.2,port={port} {ip}:/{share} DIRECTORY")
+    let proto = match transport {
+        Transport::Tcp => "",
+        Transport::Rdma => ",proto=rdma",
+    };
+    format!("mount -t nfs -o vers=4.2{proto},port={port} {ip}:/{share} DIRECTORY")
 }
 
 fn join(cores: &[usize]) -> String {

@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use crate::kind::{Boolean, Maybe, Networks, Size, Unit, Word, Words};
 use crate::limits::{MEMORY_MAX, VOLUME_MEMORY_MIN};
-use crate::model::{ADDRESS, NAME, UUID, words};
+use crate::model::{ADDRESS, NAME, Transport, UUID, words};
 use crate::table::table;
 use crate::value::{ByteSize, ListenAddress, Name, Network};
 
@@ -79,12 +79,17 @@ table! {
 }
 
 table! {
-    /// An address at which clients mount all shares by NFSv4.1 or 4.2 over TCP.
+    /// An address at which clients mount all shares by NFSv4.1 or 4.2.
     pub struct FileListener {
         /// Its name.
         name: Name = NAME,
             like "\"nfs\"";
-        /// The address with the port, usually 2049; port 0 takes any free one, which the log then
+        /// The transport: TCP, or RDMA over a network card that has it (`mount -o proto=rdma`). Both
+        /// may have one address and port.
+        transport: Transport = Word::<Transport>::new(),
+            absent Transport::Tcp,
+            like "\"rdma\"";
+        /// The address with the port, usually 2049, and 20049 for RDMA; port 0 takes any free one, which the log then
         /// names.
         address: ListenAddress = ADDRESS,
             like "\"192.0.2.10:2049\"";

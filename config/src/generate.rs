@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::files::{FileListener, Files, Share, Volume};
 use crate::kind::{FilePath, Kind as _};
 use crate::limits::{ANA_GROUPS_MAX, CORE_NUMBER_MAX, DRIVE_NAMESPACE_MAX, MEMORY_MAX, NSID_MAX};
+use crate::model::Transport;
 use crate::model::{
     Access, AnaEntry, AnaState, Appliance, Backing, Config, Control, Device, DriveNamespace,
     Export, HostAuthentication, Key, KeySource, Limits, Listener, Mask, Namespace, RateLimit,
@@ -223,14 +224,18 @@ fn files((volume, share): (Volume, Share), devices: &[Device], exports: &[Export
         return Files::default();
     };
     Files {
+        listeners: vec![FileListener {
+            name: volume.name.clone(),
+            transport: match share.read_only {
+                true => Transport::Rdma,
+                false => Transport::Tcp,
+            },
+            address: valid("127.0.0.1:0"),
+        }],
         shares: vec![Share {
             volume: volume.name.clone(),
             allow_any_client: share.clients.is_empty(),
             ..share
-        }],
-        listeners: vec![FileListener {
-            name: volume.name.clone(),
-            address: valid("127.0.0.1:0"),
         }],
         volumes: vec![Volume {
             device: device.name.clone(),

@@ -412,9 +412,9 @@ words! {
 words! {
     /// The transport of a listener.
     Transport {
-        /// NVMe/TCP.
+        /// TCP.
         Tcp = "tcp",
-        /// NVMe/RDMA.
+        /// RDMA.
         Rdma = "rdma",
     }
 }

@@ -422,7 +422,12 @@ fn documented_defaults_are_the_defaults() {
             };
             let text = with_key(section, key.name, &value);
             let line = format!("{} = {value}", key.name);
-            let without = text.replace(&format!("\n{line}\n"), "\n");
+            // Other sections may have the same line.
+            let header = format!("{}\n", section.header);
+            let without = match text.contains(&format!("{header}{line}\n")) {
+                true => text.replace(&format!("{header}{line}\n"), &header),
+                false => text.replace(&format!("\n{line}\n"), "\n"),
+            };
             let without = without.replace(&format!(", {line} }}"), " }");
             assert_ne!(without, text);
             let config = Config::parse("default.toml", &text);
@@ -802,6 +807,17 @@ fn invalid_file_exports_are_reported() {
             "[[file_listener]]",
             "[[file_listener]]\nname = \"nfs\"\naddress = \"192.0.2.9:2049\"\n[[file_listener]]",
             "nfs",
+        ),
+        (
+            "name = \"nfs\"",
+            "name = \"nfs\"\ntransport = \"udp\"",
+            "transport",
+        ),
+        (
+            "name = \"nfs\"",
+            "name = \"nfs\"\ntransport = \"rdma\"\n\
+             address = \"0.0.0.0:2049\"\n[[file_listener]]\nname = \"b\"\ntransport = \"rdma\"",
+            "overlaps 0.0.0.0:2049 of another listener",
         ),
     ];
     for (valid, invalid, message) in cases {

@@ -8,7 +8,7 @@ use appliance_config::{Config, Listener, Tls, TlsRecords, Transport};
 
 use super::Finding;
 use super::machine::{Machine, joined};
-use crate::transports;
+use crate::{files, transports};
 
 const AREA: &str = "network";
 /// Minimum of the maximum size of a connection's buffers, in bytes, for a fast network.
@@ -243,7 +243,8 @@ fn rdma(machine: &Machine, config: &Config) -> Vec<Finding> {
     }
     // The other properties are available only from libraries.
     if machine.is_local() {
-        if let Some(problem) = transports::rdma_problem(config) {
+        let problem = transports::rdma_problem(config);
+        if let Some(problem) = problem.or_else(|| files::rdma_problem(config)) {
             findings.push(Finding::broken(AREA, problem, "see the finding"));
         }
         findings.extend(limits(config));

@@ -129,6 +129,12 @@ pub(crate) struct FileServiceSample {
     pub(crate) read_bytes_copied: u64,
     pub(crate) write_bytes_inline: u64,
     pub(crate) write_bytes_copied: u64,
+    pub(crate) write_bytes_fetched: u64,
+    pub(crate) rdma_connections: u64,
+    pub(crate) rdma_connections_failed: u64,
+    pub(crate) rdma_calls_refused: u64,
+    pub(crate) rdma_bytes_written: u64,
+    pub(crate) rdma_bytes_read: u64,
     pub(crate) in_grace: bool,
 }
 
@@ -340,6 +346,7 @@ pub(crate) fn read_only_volume(name: &str) -> String {
 
 fn files(files: &Files) -> FilesSample {
     let (server, service) = (files.server_counters(), files.service_counters());
+    let rdma = files.rdma_counters();
     let volume = |(name, levels): &(Name, Arc<VolumeLevels>)| {
         let sample = VolumeSample {
             data_bytes: levels.data_bytes.get(),
@@ -384,6 +391,12 @@ fn files(files: &Files) -> FilesSample {
             read_bytes_copied: service.read_bytes_copied.get(),
             write_bytes_inline: service.write_bytes_inline.get(),
             write_bytes_copied: service.write_bytes_copied.get(),
+            write_bytes_fetched: service.write_bytes_fetched.get(),
+            rdma_connections: rdma.connections.get(),
+            rdma_connections_failed: rdma.connections_failed.get(),
+            rdma_calls_refused: rdma.calls_refused.get(),
+            rdma_bytes_written: rdma.bytes_written.get(),
+            rdma_bytes_read: rdma.bytes_read.get(),
             in_grace: server.grace.get() > 0,
         },
         volumes: files.volumes().iter().map(volume).collect(),

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::files::{FileListener, Files, Share, Squash, Volume};
 use crate::generate;
-use crate::model::{AnaState, Cores};
+use crate::model::{AnaState, Cores, Transport};
 
 fn demo() -> Config {
     Config::default_embedded(Path::new("/tmp/x")).expect("valid")
@@ -500,6 +500,7 @@ fn generated_files() -> Files {
         shares: vec![share("a"), share("b")],
         listeners: vec![FileListener {
             name: "nfs".parse().unwrap(),
+            transport: Transport::Tcp,
             address: "127.0.0.1:2049".parse().unwrap(),
         }],
     }

@@ -7,6 +7,7 @@ use super::sections::NameDraft;
 use super::{Located, keys};
 use crate::files::{FileListener, Files, Share, Volume};
 use crate::limits::{FILE_LISTENERS_MAX, SHARES_MAX, VOLUMES_MAX};
+use crate::model::Transport;
 use crate::problem::{Finding, Findings, ProblemKind};
 use crate::table::Table as _;
 use crate::value::ListenAddress;
@@ -33,6 +34,7 @@ pub(crate) struct ShareDraft {
 pub(crate) struct FileListenerDraft {
     pub(crate) name: NameDraft,
     pub(crate) address: Option<Located<ListenAddress>>,
+    pub(crate) transport: Transport,
     listener: Option<FileListener>,
 }
 
@@ -107,6 +109,9 @@ impl FilesDraft {
                     listener: FileListener::read(table, findings, Some(())),
                     name: NameDraft::of(table),
                     address: table.optional("address", found),
+                    transport: table
+                        .optional::<Transport>("transport", found)
+                        .map_or(Transport::Tcp, |transport| transport.value),
                 })
                 .collect(),
         }

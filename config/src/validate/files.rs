@@ -104,24 +104,28 @@ fn obstacle(device: &DeviceDraft) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// A file listener shares its address with no other listener.
+/// A file listener shares its address with no other listener of its transport.
 fn addresses(draft: &Draft, findings: &mut Findings) {
-    let others = draft.listeners.iter();
-    let others = others.filter(|it| it.transport == Some(Transport::Tcp));
-    let others = others.filter_map(|it| it.address.as_ref().map(|it| it.value));
-    let http = draft.control.http.and_then(HttpAddress::address);
-    let mut others: Vec<_> = others.chain(http).collect();
-    let listeners = draft.files.listeners.iter();
-    for address in listeners.filter_map(|it| it.address.as_ref()) {
-        if let Some(other) = others.iter().find(|it| it.overlaps(address.value)) {
-            findings.add(|| Finding {
-                hint: Some("use another port, usually 2049".to_owned()),
-                ..address.finding(
-                    ProblemKind::Duplicate,
-                    format!("{} overlaps {other} of another listener", address.value),
-                )
-            });
+    for transport in [Transport::Tcp, Transport::Rdma] {
+        let others = draft.listeners.iter();
+        let others = others.filter(|it| it.transport == Some(transport));
+        let others = others.filter_map(|it| it.address.as_ref().map(|it| it.value));
+        let http = draft.control.http.and_then(HttpAddress::address);
+        let http = http.filter(|_| transport == Transport::Tcp);
+        let mut others: Vec<_> = others.chain(http).collect();
+        let listeners = draft.files.listeners.iter();
+        let listeners = listeners.filter(|it| it.transport == transport);
+        for address in listeners.filter_map(|it| it.address.as_ref()) {
+            if let Some(other) = others.iter().find(|it| it.overlaps(address.value)) {
+                findings.add(|| Finding {
+                    hint: Some("use another port, usually 2049".to_owned()),
+                    ..address.finding(
+                        ProblemKind::Duplicate,
+                        format!("{} overlaps {other} of another listener", address.value),
+                    )
+                });
+            }
+            others.push(address.value);
         }
-        others.push(address.value);
     }
 }

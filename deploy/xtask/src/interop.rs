@@ -216,6 +216,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 480,
     },
     Scenario {
+        name: "nfs-rdma",
+        script: "nfs-rdma.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--smp", "4", "--huge", "160"],
+            namespaces: 1,
+        }),
+        timeout_s: 480,
+    },
+    Scenario {
         name: "vfio",
         script: "vfio.sh",
         connect: "",

@@ -102,7 +102,8 @@ pub struct RdmaFileService<P: Provider> {
     // Declared in the order of dropping: queue pairs before what they use.
     places: Vec<Place<P>>,
     places_by_key: Connections<u16>,
-    devices: Vec<DeviceState<P>>,
+    /// `None` for a device that has failed or was removed.
+    devices: Vec<Option<DeviceState<P>>>,
     listeners: Vec<Listening<P>>,
     channel: P::EventChannel,
     domains: Vec<Arc<DomainMemory<P>>>,
@@ -221,8 +222,11 @@ impl<P: Provider> RdmaFileService<P> {
             ConnectionEvent::Disconnected
             | ConnectionEvent::Rejected { .. }
             | ConnectionEvent::Unreachable
-            | ConnectionEvent::ConnectFailed(_)
-            | ConnectionEvent::DeviceRemoved => self.close(id.place(), None, now),
+            | ConnectionEvent::ConnectFailed(_) => self.close(id.place(), None, now),
+            ConnectionEvent::DeviceRemoved => {
+                let device = connection.parts.device;
+                self.give_up(device, "it is being removed", now);
+            }
             // After a change of address, work in flight fails by itself.
             ConnectionEvent::AddressChanged
             | ConnectionEvent::TimewaitExit
@@ -312,7 +316,8 @@ impl<P: Provider> RdmaFileService<P> {
         let id = WorkId::new()
             .with_place(place)
             .with_generation(generation & GENERATION_MASK);
-        let state = &mut self.devices[device];
+        let state = self.devices[device].as_mut();
+        let state = state.ok_or(OpenError::UnknownDevice)?;
         let limits = *state.memory.domain().device().limits();
         let entries = SEND_REQUESTS_MAX + CREDITS_MAX as u32;
         if state.reserved + entries > state.completions.entries() {
@@ -378,7 +383,9 @@ impl<P: Provider> RdmaFileService<P> {
     /// The place of a device. It is set up on first use.
     fn device(&mut self, index: DeviceIndex) -> Result<usize, OpenError> {
         let is_same = |it: &Arc<DomainMemory<P>>| it.domain().device().index() == index;
-        if let Some(place) = self.devices.iter().position(|it| is_same(&it.memory)) {
+        let is_known =
+            |it: &Option<DeviceState<P>>| it.as_ref().is_some_and(|it| is_same(&it.memory));
+        if let Some(place) = self.devices.iter().position(is_known) {
             return Ok(place);
         }
         let memory = self.domains.iter().find(|it| is_same(it));
@@ -388,8 +395,30 @@ impl<P: Provider> RdmaFileService<P> {
         if let Err(error) = watch(&self.epoll, state.completions.descriptor()) {
             tracing::error!(%error, "completions cannot be watched");
         }
-        self.devices.push(state);
+        self.devices.push(Some(state));
         Ok(self.devices.len() - 1)
+    }
+
+    /// Ends the connections of a device that cannot be used any more, and releases it. A restart
+    /// uses it again.
+    fn give_up(&mut self, device: usize, why: &str, now: Nanos) {
+        for place in 0..self.places.len() as u16 {
+            let connection = self.places[usize::from(place)].connection.as_deref();
+            if connection.is_some_and(|it| it.parts.device == device) {
+                self.close(place, None, now);
+            }
+        }
+        if let Some(state) = self.devices[device].take() {
+            let domain = state.memory.domain();
+            tracing::error!(
+                device = domain.device().name(),
+                why,
+                "an RDMA device serves no files any more: restart when it is back"
+            );
+            let index = domain.device().index();
+            self.domains
+                .retain(|it| it.domain().device().index() != index);
+        }
     }
 
     /// Handles completions of all devices. Returns their number.
@@ -398,15 +427,17 @@ impl<P: Provider> RdmaFileService<P> {
         let mut count = 0;
         for device in 0..self.devices.len() {
             for _ in 0..BATCHES_PER_TURN_MAX {
-                let state = &mut self.devices[device];
+                let Some(state) = &mut self.devices[device] else {
+                    break;
+                };
                 if state.map.version() != state.memory.version() {
                     state.map = state.memory.map();
                 }
                 let taken = match state.completions.poll(&mut batch) {
                     Ok(taken) => taken,
                     Err(error) => {
-                        tracing::error!(%error, "a completion queue for files failed");
-                        self.close_device(device, now);
+                        let why = format!("its completion queue failed: {error}");
+                        self.give_up(device, &why, now);
                         break;
                     }
                 };
@@ -453,7 +484,9 @@ impl<P: Provider> RdmaFileService<P> {
         let Some(connection) = place.connection.as_deref_mut() else {
             return Ok(());
         };
-        let state = &self.devices[connection.parts.device];
+        let Some(state) = &self.devices[connection.parts.device] else {
+            return Ok(());
+        };
         let mut core = self.core.borrow_mut();
         act(
             connection,
@@ -534,7 +567,9 @@ impl<P: Provider> RdmaFileService<P> {
             return;
         };
         own.generation = own.generation.wrapping_add(1);
-        self.devices[connection.parts.device].reserved -= SEND_REQUESTS_MAX + CREDITS_MAX as u32;
+        if let Some(state) = &mut self.devices[connection.parts.device] {
+            state.reserved -= SEND_REQUESTS_MAX + CREDITS_MAX as u32;
+        }
         self.places_by_key.take(connection.parts.key);
         if let Some(fault) = fault {
             self.counters.connections_failed.add(1);
@@ -546,15 +581,6 @@ impl<P: Provider> RdmaFileService<P> {
         }
         connection.end(&mut self.core.borrow_mut(), now);
         self.counters.connections.set(self.connections() as u64);
-    }
-
-    fn close_device(&mut self, device: usize, now: Nanos) {
-        for place in 0..self.places.len() as u16 {
-            let connection = self.places[usize::from(place)].connection.as_deref();
-            if connection.is_some_and(|it| it.parts.device == device) {
-                self.close(place, None, now);
-            }
-        }
     }
 
     /// Does what time requires.
@@ -603,7 +629,7 @@ impl<P: Provider> RdmaFileService<P> {
 
     /// Requests a notification for the next completion of each device.
     pub(crate) fn arm(&mut self) {
-        for state in &mut self.devices {
+        for state in self.devices.iter_mut().flatten() {
             let armed = state.completions.acknowledge();
             let armed = armed.and_then(|_| state.completions.arm(false));
             if let Err(error) = armed {

@@ -59,6 +59,22 @@ measured! {
         /// Bytes of WRITEs that were copied into memory for devices.
         write_bytes_copied: u64 = seen.service.write_bytes_copied,
             CounterBytes "files_write_copied";
+        /// Bytes of WRITEs that were read by RDMA into memory for devices.
+        write_bytes_fetched: u64 = seen.service.write_bytes_fetched,
+            CounterBytes "files_write_fetched";
+        /// Connections of clients of files over RDMA.
+        rdma_connections: u64 = seen.service.rdma_connections, Gauge "files_rdma_connections";
+        /// Connections over RDMA that were closed for an error or a violation of the protocol.
+        rdma_connections_failed: u64 = seen.service.rdma_connections_failed,
+            Counter "files_rdma_connections_failed";
+        /// Calls over RDMA whose header or chunks cannot be used.
+        rdma_calls_refused: u64 = seen.service.rdma_calls_refused,
+            Counter "files_rdma_calls_refused";
+        /// Bytes that were written into memory of clients by RDMA.
+        rdma_bytes_written: u64 = seen.service.rdma_bytes_written,
+            CounterBytes "files_rdma_written";
+        /// Bytes that were read from memory of clients by RDMA.
+        rdma_bytes_read: u64 = seen.service.rdma_bytes_read, CounterBytes "files_rdma_read";
         /// Whether clients reclaim after a restart, so that nothing new is opened.
         in_grace: bool = seen.service.in_grace, Gauge "files_in_grace";
     }
@@ -138,6 +154,8 @@ measured! {
 pub(crate) struct FileListenerStatus {
     /// Its name in the configuration.
     pub(crate) name: String,
+    /// `tcp` or `rdma`.
+    pub(crate) transport: String,
     /// What it is bound to.
     pub(crate) address: String,
 }
@@ -146,6 +164,7 @@ impl FileListenerStatus {
     pub(crate) fn read(listener: &FileListener, bound: Option<String>) -> Self {
         Self {
             name: listener.name.to_string(),
+            transport: listener.transport.word().to_owned(),
             address: bound.unwrap_or_else(|| listener.address.to_string()),
         }
     }

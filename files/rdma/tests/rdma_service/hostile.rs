@@ -9,6 +9,7 @@ use files_spec::operations::{CreateArgs, Operation};
 use files_spec::rdma::{Chunks, Header, HeaderError, Procedure, ReadSegment};
 use files_spec::types::CreateType;
 use files_spec::xdr::{Encoder, Opaque};
+use rdma::Provider as _;
 use rdma_testing::fake::{Fault, Operation as RdmaOperation, Pattern};
 use reactors::Nanos;
 
@@ -336,4 +337,23 @@ fn reconnecting_clients_leave_nothing() {
     }
     turn_until(&stage, |it| it.service.borrow().connections() == 1);
     assert_eq!(free(&stage), before);
+}
+
+/// A device that is removed ends its connections; what they had is free.
+#[test]
+fn a_device_that_is_removed_is_released() {
+    let stage = stage();
+    let mut client = client(&stage);
+    let mut slot = Slot::new(&mut client, b"a");
+    let write = slot.write(0, &[1; 50_000]);
+    slot.call(&mut client, &write).assert_ok();
+    let device = stage.borrow().server.devices().expect("devices").remove(0);
+    stage.borrow().fabric.remove_device(&device);
+    turn_until(&stage, |it| it.service.borrow().connections() == 0);
+    turn_until(&stage, |it| it.core.borrow().counts() == (0, 0));
+    let handles = stage.borrow().fabric.handles(&device);
+    assert_eq!(handles, 1, "only that of this test");
+    for _ in 0..100 {
+        stage.borrow_mut().turn();
+    }
 }

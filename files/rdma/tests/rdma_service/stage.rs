@@ -36,6 +36,7 @@ pub(crate) struct Stage {
     poller: RdmaFilePoller<Fake>,
     devices: ReactorDevices,
     address: SocketAddr,
+    pub(crate) server: Fake,
     clients: Fake,
 }
 
@@ -122,6 +123,7 @@ pub(crate) fn stage_with(arena_bytes: usize, fabric: FabricConfig) -> Rc<RefCell
         poller,
         devices,
         address,
+        server,
         clients: clients.expect("descriptors"),
     }))
 }
