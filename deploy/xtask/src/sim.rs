@@ -100,7 +100,7 @@ pub(crate) fn test(extent: Extent) -> Result<(), String> {
     if let Some(draw) = tree_number() {
         simulation.args(["--draw", &draw.to_string()]);
     }
-    process::run_test(&mut simulation)
+    process::run_test(&mut process::niced(&simulation))
 }
 
 /// A number that depends on the committed files: every change tests other seeds, and the same files

@@ -3,8 +3,8 @@
 //! Without options it runs the gate: the checks that every change must pass, within 20 minutes on
 //! two cores. `--all` adds the campaigns: longer searches, and guests for parts that rarely change.
 //!
-//! The gate runs its guests in a second process, beside steps that compile or count instructions:
-//! guests wait often, and the results of those steps do not depend on time.
+//! The gate runs its guests in a second process, beside steps that compile, count instructions or
+//! simulate: guests wait often, and the results of those steps do not depend on time.
 
 use std::fmt;
 use std::fs;
@@ -73,6 +73,8 @@ enum Step {
     Clippy,
     /// What one request costs, counted exactly, against its limits.
     Cost,
+    /// The appliance among simulated faults.
+    Sim,
     /// The lab's tests without a guest.
     LabUnit,
     /// Build the lab's guest.
@@ -83,8 +85,6 @@ enum Step {
     Interop,
     /// Every Rust test.
     Test,
-    /// The appliance among simulated faults.
-    Sim,
     /// Defects that are planted in the appliance, all of which the simulation must find.
     Defects,
     /// The documentation's links and code.
@@ -153,7 +153,7 @@ impl Step {
 
     /// Whether the gate's guests can run beside the step: its result does not depend on time.
     fn may_run_beside_guests(self) -> bool {
-        matches!(self, Step::Clippy | Step::Cost)
+        matches!(self, Step::Clippy | Step::Cost | Step::Sim)
     }
 
     /// Whether all later steps depend on the success of this step.
