@@ -52,7 +52,8 @@ pub struct Endpoint<P: Provider> {
 pub(crate) const LISTENER: u64 = 1 << 63;
 
 impl<P: Provider> Endpoint<P> {
-    /// The devices of a provider, with `regions` registered. Takes time in proportion to the memory.
+    /// The devices of a provider, with `regions` registered. Those that refuse are left out. Takes
+    /// time in proportion to the memory.
     ///
     /// # Errors
     /// [`EndpointError`].
@@ -60,18 +61,19 @@ impl<P: Provider> Endpoint<P> {
         let unavailable = EndpointError::Unavailable;
         let channel = provider.event_channel().map_err(unavailable)?;
         let mut domains = Vec::new();
+        let mut refusal = None;
         for device in provider.devices().map_err(unavailable)? {
-            let failed = |source| EndpointError::Memory {
-                device: device.name().to_owned(),
-                source,
-            };
-            let domain = device.create_domain().map_err(failed)?;
-            // Only work requests of this side access it: clients get no key.
-            let memory = DomainMemory::new(domain, Access::LOCAL);
-            for region in regions {
-                memory.attach_region(region).map_err(failed)?;
+            match registered(&device, regions) {
+                Ok(memory) => domains.push(Arc::new(memory)),
+                Err(source) => {
+                    let device = device.name().to_owned();
+                    tracing::warn!(device, %source, "an RDMA device serves no files");
+                    refusal = Some(EndpointError::Memory { device, source });
+                }
             }
-            domains.push(Arc::new(memory));
+        }
+        if let Some(refusal) = refusal.filter(|_| domains.is_empty()) {
+            return Err(refusal);
         }
         Ok(Self {
             listeners: Vec::new(),
@@ -95,4 +97,17 @@ impl<P: Provider> Endpoint<P> {
         });
         Ok(address)
     }
+}
+
+/// The protection domain of a device, with all memory.
+fn registered<P: Provider>(
+    device: &P::Device,
+    regions: &[&Region],
+) -> Result<DomainMemory<P>, Error> {
+    // Only work requests of this side access it: clients get no key.
+    let memory = DomainMemory::new(device.create_domain()?, Access::LOCAL);
+    for region in regions {
+        memory.attach_region(region)?;
+    }
+    Ok(memory)
 }

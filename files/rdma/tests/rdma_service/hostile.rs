@@ -1,16 +1,19 @@
 //! Clients that violate the protocol, and what others notice of them.
 
 use std::cell::RefCell;
+use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
 
 use files_client_testing::{Peer as _, Slot, World as _, data, name};
+use files_rdma::Endpoint;
 use files_spec::attributes::Attributes;
 use files_spec::operations::{CreateArgs, Operation};
 use files_spec::rdma::{Chunks, Header, HeaderError, Procedure, ReadSegment};
 use files_spec::types::CreateType;
 use files_spec::xdr::{Encoder, Opaque};
+use hugemem::{PagePolicy, Region};
 use rdma::Provider as _;
-use rdma_testing::fake::{Fault, Operation as RdmaOperation, Pattern};
+use rdma_testing::fake::{DeviceConfig, Fabric, Fault, Operation as RdmaOperation, Pattern};
 use reactors::Nanos;
 
 use crate::stage::{
@@ -337,6 +340,27 @@ fn reconnecting_clients_leave_nothing() {
     }
     turn_until(&stage, |it| it.service.borrow().connections() == 1);
     assert_eq!(free(&stage), before);
+}
+
+/// A device that cannot register the memory is left out, and an error if it is the only one.
+#[test]
+fn a_device_without_room_for_the_memory_is_left_out() {
+    let limited = |name: &str, last| {
+        let address = IpAddr::V4(Ipv4Addr::new(192, 0, 2, last));
+        let mut device = DeviceConfig::new(name, address);
+        device.limits.registration_bytes = 4096;
+        device
+    };
+    let region = Region::map(4 << 20, PagePolicy::Ordinary).expect("memory");
+    let fabric = Fabric::new(FabricConfig::IMMEDIATE);
+    let machine = fabric.machine(&[limited("small", 7)]).expect("descriptors");
+    let error = Endpoint::new(&machine, &[&region]).expect_err("refused");
+    assert!(error.to_string().contains("small"), "{error}");
+    let fit = DeviceConfig::new("large", IpAddr::V4(Ipv4Addr::new(192, 0, 2, 8)));
+    let both = fabric
+        .machine(&[limited("other", 9), fit])
+        .expect("descriptors");
+    assert!(Endpoint::new(&both, &[&region]).is_ok());
 }
 
 /// A device that is removed ends its connections; what they had is free.

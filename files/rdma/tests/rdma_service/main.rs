@@ -2,5 +2,6 @@
 //! chunks as Linux does and with hostile ones.
 
 mod data;
+mod faults;
 mod hostile;
 mod stage;
