@@ -516,6 +516,9 @@ impl<P: Provider> RdmaFileService<P> {
     /// and post it. Returns the number of replies and data.
     pub fn flush(&mut self, now: Nanos) -> usize {
         let count = self.take_work(now);
+        if self.places_by_key.is_empty() {
+            return count;
+        }
         for place in 0..self.places.len() as u16 {
             let connection = self.places[usize::from(place)].connection.as_deref();
             if connection.is_some_and(|it| it.is_waiting() || it.has_queued()) {

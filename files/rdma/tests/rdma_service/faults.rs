@@ -147,13 +147,13 @@ fn faults(seed: u64, fabric: &rdma_testing::fake::Fabric) {
         };
         fabric.add_fault(pattern, fault);
     };
-    if seed % 2 == 0 {
+    if seed.is_multiple_of(2) {
         fault(6, Fault::DropConnection);
     }
-    if seed % 3 == 0 {
+    if seed.is_multiple_of(3) {
         fault(6, Fault::Fail(CompletionStatus::RETRIES_EXCEEDED));
     }
-    if seed % 5 == 0 {
+    if seed.is_multiple_of(5) {
         fault(6, Fault::QueuePairFatal);
     }
     fault(50, Fault::NotReady(20));
