@@ -8,12 +8,16 @@ use std::sync::{Arc, Mutex};
 
 use block::{
     CompletionBatch, Copier, CopyEnd, CopyError, CopyMessage, CopyPlan, CopyProgress, CopyStart,
-    CopyStep, CopyStop, Device, DeviceClient, DeviceIdentity, DeviceQueue, DeviceSet, Drain,
-    Geometry, Health, MemoryDevice, OpenError, Operation, QueueOptions, ReactorDevices, Refusal,
-    Request,
+    CopyStep, CopyStop, Device, DeviceClient, DeviceError, DeviceIdentity, DeviceQueue, DeviceSet,
+    Drain, Geometry, Health, MemoryDevice, OpenError, Operation, QueueOptions, ReactorDevices,
+    Refusal, Request,
 };
 use block_testing::conformance::arena;
+use block_testing::{
+    Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, OperationKinds, When,
+};
 use hugemem::{Arena, DeviceLease, DeviceMemory, Pool, Sharing};
+use reactors::sim::Seeded;
 use reactors::{Nanos, ring};
 
 use super::{BLOCK, BLOCKS, DESTINATION, SOURCE, TURN, execute, failure, memory, request};
@@ -23,7 +27,7 @@ const SLICE: usize = 64 << 10;
 
 /// A drive with memory of its own: each queue keeps the data of its slices.
 struct DriveWithMemory {
-    inner: Arc<MemoryDevice>,
+    inner: Arc<dyn Device>,
     memory: Arc<Mutex<Arc<DeviceMemory>>>,
     /// The content of the memory, by address.
     content: Arc<Mutex<HashMap<u64, Vec<u8>>>>,
@@ -119,7 +123,21 @@ impl DeviceQueue for QueueWithMemory {
             self.writes.push(tag);
         }
         request.data = data;
-        self.inner.submit(request)
+        self.inner.submit(request).map_err(|refusal| {
+            lease.complete();
+            self.addresses.remove(&tag);
+            self.writes.retain(|it| *it != tag);
+            let refuse = match &refusal {
+                Refusal::Later(_) => None,
+                Refusal::Never(_, error) => Some(*error),
+            };
+            let mut request = refusal.into_request();
+            request.data = None;
+            match refuse {
+                None => Refusal::Later(request),
+                Some(error) => Refusal::Never(request, error),
+            }
+        })
     }
 
     fn flush(&mut self) {
@@ -131,9 +149,10 @@ impl DeviceQueue for QueueWithMemory {
         let count = self.inner.poll(&mut batch);
         for mut completion in batch {
             if let Some(address) = self.addresses.remove(&completion.tag) {
-                let data = completion.data.take().expect("a read");
-                let mut content = self.content.lock().expect("not poisoned");
-                content.insert(address, data.to_vec());
+                if let Some(data) = completion.data.take() {
+                    let mut content = self.content.lock().expect("not poisoned");
+                    content.insert(address, data.to_vec());
+                }
             } else if self.writes.contains(&completion.tag) {
                 self.writes.retain(|tag| *tag != completion.tag);
                 completion.data = None;
@@ -163,6 +182,7 @@ struct Lab {
     messages: ring::Sender<CopyMessage>,
     source: Arc<MemoryDevice>,
     destination: Arc<MemoryDevice>,
+    faults: [FaultControl; 2],
     memory: Arc<Mutex<Arc<DeviceMemory>>>,
     refusals: Arc<AtomicU64>,
     /// Of the source and the destination.
@@ -177,6 +197,11 @@ fn device_memory(slices: u64) -> Arc<DeviceMemory> {
 
 impl Lab {
     fn new(slices: u64) -> Self {
+        Self::with_faults(slices, [Vec::new(), Vec::new()], 0)
+    }
+
+    /// With rules of the source and the destination.
+    fn with_faults(slices: u64, rules: [Vec<FaultRule>; 2], seed: u64) -> Self {
         let arena = arena();
         let (source, destination) = (memory(), memory());
         let memory = Arc::new(Mutex::new(device_memory(slices)));
@@ -187,9 +212,16 @@ impl Lab {
             Arc::new(AtomicU64::new(slice))
         });
         let set = Rc::new(DeviceSet::new());
-        for (place, inner) in [(SOURCE, &source), (DESTINATION, &destination)] {
+        let faulty = [&source, &destination].map(|device| Arc::clone(device) as Arc<dyn Device>);
+        let mut rules = rules.into_iter();
+        let faulty = faulty.map(|device| {
+            let rules = rules.next().unwrap_or_default();
+            FaultDevice::new(device, FaultPlan { rules, seed })
+        });
+        let faults = faulty.each_ref().map(FaultDevice::control);
+        for (place, inner) in [SOURCE, DESTINATION].into_iter().zip(faulty) {
             let drive = DriveWithMemory {
-                inner: Arc::clone(inner),
+                inner: Arc::new(inner),
                 memory: Arc::clone(&memory),
                 content: Arc::clone(&content),
                 refusals: Arc::clone(&refusals),
@@ -217,6 +249,7 @@ impl Lab {
             messages: sender,
             source,
             destination,
+            faults,
             memory,
             refusals,
             blocks_max,
@@ -229,14 +262,18 @@ impl Lab {
     }
 
     fn start(&mut self) -> Arc<CopyProgress> {
+        self.start_range(0, BLOCKS)
+    }
+
+    fn start_range(&mut self, first_block: u64, blocks: u64) -> Arc<CopyProgress> {
         let progress = Arc::<CopyProgress>::default();
         let start = CopyStart {
             number: 1,
             plan: CopyPlan {
                 source: SOURCE,
                 destination: DESTINATION,
-                first_block: 0,
-                blocks: BLOCKS,
+                first_block,
+                blocks,
                 block_bytes: BLOCK,
                 max_transfer_blocks: self.source.geometry().max_transfer_blocks,
                 in_device: true,
@@ -375,5 +412,158 @@ fn copy_uses_the_arena_while_no_slice_is_free() {
         drop(held);
         let counters = memory.counters();
         assert_eq!((counters.taken, counters.lost), (0, 0));
+    }
+}
+
+/// Values of blocks, by address: those that the source has had since the copy began.
+type Values = Vec<Vec<u8>>;
+
+/// Number of random copies.
+const STORIES: u64 = 200;
+/// Turns after which nothing disturbs a copy any more.
+const DISTURBED_TURNS: usize = 300;
+/// What blocks of the destination have before.
+const BEFORE: u8 = 0xee;
+
+fn random_rules(seeded: &mut Seeded, kind: OperationKinds, error: DeviceError) -> Vec<FaultRule> {
+    let mut rules = Vec::new();
+    let share = |seeded: &mut Seeded, most| When::PerMillion(seeded.below(most) as u32);
+    for (effect, most) in [
+        (Effect::Fail(error), 60_000),
+        (Effect::Hold, 300_000),
+        (Effect::Later, 300_000),
+    ] {
+        if seeded.below(3) == 0 {
+            rules.push(FaultRule::new(kind, share(seeded, most), effect));
+        }
+    }
+    if seeded.below(8) == 0 {
+        rules.push(FaultRule::new(
+            OperationKinds::FLUSH,
+            When::Always,
+            Effect::Fail(error),
+        ));
+    }
+    rules
+}
+
+impl Lab {
+    fn put(&self, device: &MemoryDevice, lba: u64, value: u8) {
+        let mut data = self.arena.pool(0).take(BLOCK as usize).expect("memory");
+        data.fill(value);
+        let write = Operation::Write { fua: false };
+        execute(device, &self.arena, request(write, lba, Some(data)));
+    }
+
+    /// One event that disturbs a copy.
+    fn disturb(&mut self, seeded: &mut Seeded, values: &mut Values) {
+        match seeded.below(60) {
+            0..=9 => {
+                let (lba, value) = (seeded.below(BLOCKS), seeded.below(200) as u8);
+                self.put(&self.source, lba, value);
+                values[lba as usize].push(value);
+            }
+            10..=29 => self.faults.iter().for_each(FaultControl::release),
+            30 => {
+                // The drive is reset.
+                self.memory().end();
+                let slices = 1 + seeded.below(8);
+                *self.memory.lock().expect("not poisoned") = device_memory(slices);
+            }
+            31 if seeded.below(4) == 0 => {
+                assert!(self.messages.send(CopyMessage::Abort(1)).is_ok());
+            }
+            33 if seeded.below(8) == 0 => {
+                let place = [SOURCE, DESTINATION][seeded.below(2) as usize];
+                self.devices.remove_now(place, self.now);
+            }
+            34..=36 => self.refusals.store(seeded.below(20), Ordering::Relaxed),
+            _ => {}
+        }
+    }
+}
+
+/// A random copy, and what it promised: all blocks that it reports as written have a value that the
+/// source had meanwhile, no block outside of the range is changed, and all memory returns.
+fn story(seed: u64) {
+    let mut seeded = Seeded::at(seed.wrapping_mul(0xD1B5_4A32_D192_ED03));
+    let rules = [
+        random_rules(&mut seeded, OperationKinds::READ, DeviceError::MediaRead),
+        random_rules(&mut seeded, OperationKinds::WRITE, DeviceError::NoSpace),
+    ];
+    let mut lab = Lab::with_faults(1 + seeded.below(8), rules, seed);
+    for blocks_max in &lab.blocks_max {
+        let most = seeded.below(SLICE as u64 / u64::from(BLOCK) + 1);
+        blocks_max.store(most, Ordering::Relaxed);
+    }
+    let mut values: Values = (0..BLOCKS).map(|lba| vec![(lba % 251) as u8]).collect();
+    (0..BLOCKS).for_each(|lba| lab.put(&lab.destination, lba, BEFORE));
+    let first = seeded.below(BLOCKS);
+    let blocks = 1 + seeded.below(BLOCKS - first);
+    let held: Vec<_> = (0..seeded.below(4))
+        .filter_map(|_| lab.memory().take())
+        .collect();
+    let progress = lab.start_range(first, blocks);
+    let mut turns = 0;
+    while progress.end().is_none() {
+        match turns < DISTURBED_TURNS {
+            true => lab.disturb(&mut seeded, &mut values),
+            false => lab.faults.iter().for_each(FaultControl::release),
+        }
+        lab.turns(1);
+        turns += 1;
+        assert!(turns < 20_000, "the copy does not end");
+    }
+    let end = progress.end().expect("it has ended");
+    let written = match end {
+        CopyEnd::Complete => blocks,
+        CopyEnd::Stopped {
+            written_blocks,
+            cause,
+        } => {
+            if let CopyStop::Failed(failed) = cause
+                && failed.step != CopyStep::Flush
+            {
+                assert!(first + written_blocks <= failed.first_block, "{failed:?}");
+                assert!(
+                    failed.first_block + failed.blocks <= first + blocks,
+                    "{failed:?}"
+                );
+            }
+            written_blocks
+        }
+    };
+    for lba in 0..BLOCKS {
+        let data = lab.arena.pool(0).take(BLOCK as usize);
+        let read = request(Operation::Read, lba, data);
+        let block = execute(&*lab.destination, &lab.arena, read);
+        let value = block[0];
+        assert!(
+            block.iter().all(|byte| *byte == value),
+            "block {lba} is torn"
+        );
+        let is_copied = values[lba as usize].contains(&value);
+        let may_be_copied = (first..first + blocks).contains(&lba);
+        let is_written = (first..first + written).contains(&lba);
+        assert!(
+            is_copied && may_be_copied || value == BEFORE && !is_written,
+            "block {lba} has {value}: {end:?}"
+        );
+    }
+    assert_eq!(lab.copier.borrow().next_deadline(), None);
+    drop(held);
+    let counters = lab.memory().counters();
+    assert_eq!(u64::from(counters.taken), counters.lost);
+}
+
+#[test]
+fn random_copies_keep_what_they_promise() {
+    let only = std::env::var("COPY_SEED").ok();
+    let only: Option<u64> = only.map(|text| text.parse().expect("a number"));
+    for seed in 0..STORIES {
+        if only.is_none_or(|only| only == seed) {
+            println!("to repeat it alone: COPY_SEED={seed} cargo test -p block random_copies");
+            story(seed);
+        }
     }
 }
