@@ -19,6 +19,12 @@ pub const CREDITS_MAX: usize = REQUESTS_PER_CONNECTION_MAX;
 /// The fewest credits of a connection. Without memory for them it is rejected.
 pub const CREDITS_MIN: usize = 4;
 
+/// Part of the arena that the messages of all connections may have. The rest is for data.
+pub const MESSAGES_SHARE: usize = 8;
+
+/// Part of the credits that are left which one connection may have.
+pub const CREDITS_SHARE: usize = 4;
+
 /// Entries of a send queue.
 pub const SEND_REQUESTS_MAX: u32 = 512;
 

@@ -21,8 +21,8 @@ use crate::connection::{Connection, Context, Fault, Parts};
 use crate::counters::RdmaCounters;
 use crate::endpoint::{Endpoint, LISTENER, Listening};
 use crate::limits::{
-    BACKLOG, CHECK_MS, COMPLETIONS_MAX, CONNECTIONS_MAX, CREDITS_MAX, CREDITS_MIN, DEVICES_MAX,
-    LISTEN_AGAIN_MS, MESSAGE_BYTES, SEND_REQUESTS_MAX,
+    BACKLOG, CHECK_MS, COMPLETIONS_MAX, CONNECTIONS_MAX, CREDITS_MAX, CREDITS_MIN, CREDITS_SHARE,
+    DEVICES_MAX, LISTEN_AGAIN_MS, MESSAGE_BYTES, MESSAGES_SHARE, SEND_REQUESTS_MAX,
 };
 use crate::messages::Messages;
 use crate::posted::{GENERATION_MASK, WorkId};
@@ -263,7 +263,7 @@ impl<P: Provider> RdmaFileService<P> {
             .filter(|_| !self.is_stopping)
             .ok_or(OpenError::TooMany)?;
         let device = self.device(request.device().index())?;
-        let (receives, sends) = Messages::take_both(&self.arena, CREDITS_MAX);
+        let (receives, sends) = Messages::take_both(&self.arena, self.credits());
         if receives.count() < CREDITS_MIN {
             return Err(OpenError::NoMemory);
         }
@@ -302,6 +302,16 @@ impl<P: Provider> RdmaFileService<P> {
                 Err(error)
             }
         }
+    }
+
+    /// Most credits of a new connection: fewer, the more memory the messages of others have.
+    fn credits(&self) -> usize {
+        let all = self.arena.region().len() / MESSAGES_SHARE / (2 * MESSAGE_BYTES);
+        let connections = self.places.iter().filter_map(|it| it.connection.as_deref());
+        let used: usize = connections.map(|it| it.parts.receives.count()).sum();
+        let left = all.saturating_sub(used);
+        let share = (left / CREDITS_SHARE).max(CREDITS_MIN);
+        share.min(left).min(CREDITS_MAX)
     }
 
     fn open_on(

@@ -11,7 +11,7 @@ use files_spec::operations::{CreateArgs, Operation};
 use files_spec::rdma::{Chunks, Header, HeaderError, Procedure, ReadSegment};
 use files_spec::types::CreateType;
 use files_spec::xdr::{Encoder, Opaque};
-use hugemem::{PagePolicy, Region};
+use hugemem::{ClassCounters, PagePolicy, Region};
 use rdma::Provider as _;
 use rdma_testing::fake::{DeviceConfig, Fabric, Fault, Operation as RdmaOperation, Pattern};
 use reactors::Nanos;
@@ -282,6 +282,14 @@ fn credits_follow_the_arena() {
         assert!(clients.len() < 100);
     };
     assert!(granted.len() > 1, "{refused:?}");
+    // Memory for data is left, whoever connects.
+    let counters = stage.borrow().arena.counters();
+    let bytes = |count: fn(&ClassCounters) -> u64| -> u64 {
+        let classes = counters.classes.iter();
+        classes.map(|it| count(it) * it.slice_bytes as u64).sum()
+    };
+    let (all, free) = (bytes(|it| it.total), bytes(|it| it.free));
+    assert!(free > all * 3 / 4, "{free} of {all} bytes");
     assert!(granted.windows(2).all(|it| it[0] >= it[1]), "{granted:?}");
     assert!(granted.last() < granted.first(), "{granted:?}");
     assert_eq!(stage.borrow().of_rdma.connections_rejected.get(), 1);
