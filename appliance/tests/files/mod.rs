@@ -430,13 +430,21 @@ fn volumes_that_cannot_be_served_are_named_with_the_remedy() {
     fs::write(&file, &text).expect("writable");
     // Damage, another version, a part of the device.
     let intact = fs::read(&image).expect("readable");
-    for (at, parts) in [
-        (40, "wrong checksum"),
-        (8, "format version"),
-        (4096, "no checkpoint"),
+    // The first one of the format, and one of the start.
+    let checkpoints: Vec<usize> = (0..intact.len())
+        .step_by(4096)
+        .filter(|at| intact[*at..].starts_with(b"WNDLCKPT"))
+        .collect();
+    assert_eq!(checkpoints.len(), 2);
+    for (damaged, parts) in [
+        (vec![40], "wrong checksum"),
+        (vec![8], "format version"),
+        (checkpoints, "no checkpoint"),
     ] {
         let mut content = intact.clone();
-        content[at] ^= 2;
+        for at in damaged {
+            content[at] ^= 2;
+        }
         fs::write(&image, &content).expect("writable");
         fails(volume(&file, &["check", "files"]), &["volume files", parts]);
         fails(run(&["run", path]), &["volume files", parts]);
