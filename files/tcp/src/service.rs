@@ -304,7 +304,6 @@ impl<N: Network> FileService<N> {
                     connection.is_lending = true;
                     self.lending.push((key, now.as_millis()));
                 }
-                self.watch(key);
             }
             Err(_) => self.close(key),
         }
