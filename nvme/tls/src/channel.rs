@@ -330,38 +330,38 @@ impl Channel {
     /// Opens the next record into `destination`. Returns the bytes of its data; `None` if there is no
     /// complete record, or no room for it.
     fn open_into(&mut self, destination: &mut [u8]) -> Option<usize> {
-        let Ok(Some(end)) = self.next_record() else {
-            return None;
-        };
         if self.receiving != Receiving::Open {
             return None;
         }
-        let opened = self
-            .opener
-            .open_into(&self.received[self.unopened.start..end], destination);
-        let (kind, bytes) = match opened {
-            Ok(opened) => opened?,
-            Err(alert) => {
-                self.fail(alert);
-                return None;
-            }
+        let Ok(Some(end)) = self.next_record() else {
+            return None;
         };
-        self.unopened.start = end;
-        let accepted = match kind {
-            ContentType::ApplicationData => self.check_place_of_data().map(|()| bytes),
-            _ => self
-                .controls
-                .read(kind, &destination[..bytes])
-                .map(|control| self.carry_out(control))
-                .map(|()| 0),
-        };
-        match accepted {
-            Ok(bytes) => Some(bytes),
-            Err(alert) => {
+        self.open_record_into(end, destination)
+            .unwrap_or_else(|alert| {
                 self.fail(alert);
                 None
-            }
+            })
+    }
+
+    /// Opens the record that ends at `end` into `destination`, and carries out what it says. Returns
+    /// the bytes of its data; `None` if there is no room for it.
+    fn open_record_into(
+        &mut self,
+        end: usize,
+        destination: &mut [u8],
+    ) -> Result<Option<usize>, Alert> {
+        let record = &self.received[self.unopened.start..end];
+        let Some((kind, bytes)) = self.opener.open_into(record, destination)? else {
+            return Ok(None);
+        };
+        self.unopened.start = end;
+        if kind == ContentType::ApplicationData {
+            self.check_place_of_data()?;
+            return Ok(Some(bytes));
         }
+        let control = self.controls.read(kind, &destination[..bytes])?;
+        self.carry_out(control);
+        Ok(Some(0))
     }
 
     /// Opens the record that ends at `end`, and carries out what it says.
