@@ -129,6 +129,16 @@ pub(super) struct Model {
     pub(super) metadata_failed: Option<u64>,
 }
 
+impl FileContent {
+    /// An operation may have changed it, before or after others that were executed at the same time.
+    fn may_change(&mut self, effect: &Effect, concurrent: &[Effect]) {
+        for effect in iter::once(effect).chain(concurrent) {
+            self.now.may_change(effect);
+            self.durable.may_change(effect);
+        }
+    }
+}
+
 impl Object {
     fn new(node: Node, handle: Vec<u8>, fileid: u64, stamp: u64) -> Self {
         Self {
@@ -390,10 +400,7 @@ impl Model {
             && let Some(content) = self.objects[file].file_mut()
         {
             content.is_unsettled = true;
-            for effect in iter::once(effect).chain(&pending.concurrent) {
-                content.now.may_change(effect);
-                content.durable.may_change(effect);
-            }
+            content.may_change(effect, &pending.concurrent);
         }
     }
 
@@ -517,10 +524,7 @@ impl Model {
             if let (Some(file), Some(effect)) = (pending.file, &pending.effect)
                 && let Some(content) = self.objects[file].file_mut()
             {
-                for effect in iter::once(effect).chain(&pending.concurrent) {
-                    content.now.may_change(effect);
-                    content.durable.may_change(effect);
-                }
+                content.may_change(effect, &pending.concurrent);
             }
         }
     }

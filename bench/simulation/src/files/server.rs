@@ -316,12 +316,7 @@ impl FileServer {
                         if !problems.is_empty() {
                             return Err(format!("the volume is inconsistent: {problems:?}"));
                         }
-                        disk.set_behaviour(DiskBehaviour {
-                            error_permille: failures,
-                            flush_error_permille: failures,
-                            forgotten_before: self.data_at / u64::from(BLOCK_BYTES),
-                            ..IDEAL
-                        });
+                        disk.set_behaviour(self.failing(IDEAL, failures, failures));
                         match stored::open(disk, pool) {
                             Ok(volume) => volume,
                             Err(_) if failures > 0 => return Ok(None),
@@ -407,12 +402,22 @@ impl FileServer {
 
     /// Lets requests to the device fail from now on.
     pub(super) fn begin_failure(&self, error_permille: u32, flush_error_permille: u32) {
-        self.set_behaviour(DiskBehaviour {
+        self.set_behaviour(self.failing(self.behaviour, error_permille, flush_error_permille));
+    }
+
+    /// A device that behaves so and fails. A failed flush forgets metadata only.
+    fn failing(
+        &self,
+        behaviour: DiskBehaviour,
+        error_permille: u32,
+        flush_error_permille: u32,
+    ) -> DiskBehaviour {
+        DiskBehaviour {
             error_permille,
             flush_error_permille,
             forgotten_before: self.data_at / u64::from(BLOCK_BYTES),
-            ..self.behaviour
-        });
+            ..behaviour
+        }
     }
 
     /// Requests to the device do not fail any more.
