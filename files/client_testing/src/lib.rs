@@ -6,8 +6,10 @@
 #![forbid(unsafe_code)]
 
 mod rdma;
+mod turns;
 
 pub use self::rdma::{RdmaClient, World};
+pub use self::turns::write_and_read_in_turn;
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -46,14 +48,7 @@ impl Connection {
 
     /// A record of operations.
     pub fn record(&mut self, operations: &[Operation<'_>]) -> Vec<u8> {
-        self.xid += 1;
-        let header = CompoundHeader {
-            xid: self.xid,
-            uid: 0,
-            tag: b"",
-            minor_version: 1,
-        };
-        header.record(operations)
+        record_of(&mut self.xid, operations)
     }
 
     /// Sends a record in one fragment.
@@ -108,6 +103,18 @@ impl Connection {
     pub fn is_closed(&mut self) -> bool {
         matches!(self.stream.read(&mut [0; 1]), Ok(0) | Err(_))
     }
+}
+
+/// A record of operations with the next number.
+fn record_of(xid: &mut u32, operations: &[Operation<'_>]) -> Vec<u8> {
+    *xid += 1;
+    let header = CompoundHeader {
+        xid: *xid,
+        uid: 0,
+        tag: b"",
+        minor_version: 1,
+    };
+    header.record(operations)
 }
 
 /// A connection over any transport.

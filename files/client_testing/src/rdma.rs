@@ -8,7 +8,6 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use files_client::CompoundHeader;
 use files_spec::compound::{CompoundArgs, CompoundOk, PayloadSearch, find_payload};
 use files_spec::operations::Operation;
 use files_spec::rdma::{
@@ -24,7 +23,7 @@ use rdma::{
     SharedMemory, Token, WorkCompletion,
 };
 
-use crate::{Answer, Peer};
+use crate::{Answer, Peer, record_of};
 
 /// Size of messages in bytes.
 const MESSAGE_BYTES: usize = 4096;
@@ -365,14 +364,7 @@ impl<P: Provider, W: World> RdmaClient<P, W> {
 
 impl<P: Provider, W: World> Peer for RdmaClient<P, W> {
     fn record(&mut self, operations: &[Operation<'_>]) -> Vec<u8> {
-        self.xid += 1;
-        let header = CompoundHeader {
-            xid: self.xid,
-            uid: 0,
-            tag: b"",
-            minor_version: 1,
-        };
-        header.record(operations)
+        record_of(&mut self.xid, operations)
     }
 
     fn try_send(&mut self, record: &[u8]) -> io::Result<()> {

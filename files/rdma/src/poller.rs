@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
+use files_service::limits::RETRY_INTERVAL;
 use rdma::Provider;
 use reactors::{Nanos, Poller, Progress, StopState};
 
@@ -11,8 +12,6 @@ use crate::service::RdmaFileService;
 
 /// Turns between two looks for events of the connection manager: a system call.
 const TURNS_PER_LOOK: u32 = 32;
-/// Interval of the attempts of connections that wait for memory.
-const RETRY_INTERVAL: Nanos = Nanos::from_micros(200);
 
 /// Polls the connections of a [`RdmaFileService`]. Register it before the devices' poller.
 pub struct RdmaFilePoller<P: Provider> {

@@ -3,6 +3,7 @@
 use files_server::limits::SLOTS_MAX;
 use files_spec::limits::{PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX};
 use files_store::limits::BLOCK_BYTES;
+use reactors::Nanos;
 
 /// Limit of the connections.
 pub const CONNECTIONS_MAX: usize = 256;
@@ -45,6 +46,9 @@ pub const STALL_MS: u64 = 60_000;
 
 /// Interval of the work that time requires, in milliseconds.
 pub const TICK_MS: u64 = 1000;
+
+/// Interval of the attempts of requests and connections that wait for memory.
+pub const RETRY_INTERVAL: Nanos = Nanos::from_micros(200);
 
 const _: () = assert!(REQUESTS_MAX <= 1 << 16);
 const _: () = assert!(RECORDS_BYTES_MAX >= REQUESTS_PER_CONNECTION_MAX * RECORD_BYTES_MAX / 2);

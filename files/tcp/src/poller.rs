@@ -5,6 +5,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use files_service::ConnectionKey;
+use files_service::limits::RETRY_INTERVAL;
 use reactors::{Nanos, Poller, Progress, StopState};
 
 use crate::network::{EVENTS_MAX, Network, Ready, Sockets};
@@ -13,8 +14,6 @@ use crate::service::FileService;
 /// How often replies are sent in one turn: those that are sent make room for requests, whose replies
 /// may be complete at once.
 const FLUSHES_PER_TURN_MAX: usize = 2;
-/// Interval of the attempts of requests that wait for memory.
-const RETRY_INTERVAL: Nanos = Nanos::from_micros(200);
 
 /// Polls the connections of a [`FileService`]. Register it before the devices' poller.
 pub struct FilePoller<N: Network = Sockets> {

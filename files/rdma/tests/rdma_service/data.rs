@@ -1,8 +1,10 @@
 //! Data of all sizes, which go through chunks, messages and long calls and replies.
 
-use files_client_testing::{Peer as _, Slot, World as _, at, at_file, create_file, data, name};
+use files_client_testing::{
+    Peer as _, Slot, World as _, at, at_file, create_file, data, name, write_and_read_in_turn,
+};
 use files_spec::attributes::Attributes;
-use files_spec::operations::{CreateArgs, Operation, OperationResult, Outcome, SetattrArgs};
+use files_spec::operations::{CreateArgs, Operation, OperationResult, Outcome};
 use files_spec::readdir::ReaddirArgs;
 use files_spec::types::CreateType;
 use files_spec::{Bitmap, Status};
@@ -11,70 +13,15 @@ use crate::stage::{client, free, moved, pass, stage, stage_with, stop, turn_unti
 use rdma_testing::fake::FabricConfig;
 use reactors::Nanos;
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (self.0 >> 33) % limit
-    }
-}
-
 /// Two connections of one session, which take turns; with chunks of one segment and of several.
 #[test]
 fn what_was_written_is_read_over_any_connection() {
     let stage = stage();
     let mut clients = [client(&stage), client(&stage)];
     clients[1].segment_bytes = 100_001;
-    let mut slot = Slot::new(&mut clients[0], b"a");
-    let mut random = Random(9);
-    let mut model: Vec<u8> = Vec::new();
-    for round in 0..300 {
-        let turn = round % 2;
-        clients[turn].offers_reply = random.below(2) == 0;
-        let length = match random.below(4) {
-            0 => 1 + random.below(600_000),
-            1 => 4096 * (1 + random.below(20)),
-            _ => 1 + random.below(9000),
-        } as usize;
-        let offset = random.below(2 << 20) as usize;
-        let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + round) as u8).collect();
-        let write = slot.write(offset as u64, &bytes);
-        slot.call(&mut clients[turn], &write).assert_ok();
-        if model.len() < offset + length {
-            model.resize(offset + length, 0);
-        }
-        model[offset..offset + length].copy_from_slice(&bytes);
-        if random.below(10) == 0 {
-            let size = random.below(model.len() as u64 + 5000);
-            let truncate = at_file(Operation::SetAttr(SetattrArgs {
-                stateid: slot.stateid,
-                obj_attributes: Attributes {
-                    size: Some(size),
-                    ..Attributes::default()
-                },
-            }));
-            slot.call(&mut clients[turn], &truncate).assert_ok();
-            model.resize(size as usize, 0);
-        }
-        let mut offset = random.below(model.len() as u64 + 1) as usize;
-        let end = model.len().min(offset + 1 + random.below(1 << 20) as usize);
-        // A read of many ranges may be short.
-        while offset < end {
-            let read = slot.read(offset as u64, (end - offset) as u32);
-            let answer = slot.call(&mut clients[1 - turn], &read);
-            let bytes = data(&answer);
-            assert!(!bytes.is_empty());
-            assert!(
-                bytes == &model[offset..offset + bytes.len()],
-                "round {round}"
-            );
-            offset += bytes.len();
-        }
-    }
+    write_and_read_in_turn(&mut clients, 300, |client, random| {
+        client.offers_reply = random.below(2) == 0;
+    });
     assert_eq!(stage.borrow().arena.take_dma_violation(), None);
 }
 

@@ -10,6 +10,7 @@ use files_spec::Status;
 use files_spec::operations::{Operation, OperationResult, Outcome};
 use rdma::CompletionStatus;
 use rdma_testing::fake::{FabricConfig, Fault, Pattern};
+use reactors::sim::Seeded;
 
 use crate::stage::{Client, Stage, free, stage_with, try_client, turn_until};
 
@@ -20,18 +21,6 @@ const READ_BYTES_MAX: usize = 300_000;
 const ROUNDS: usize = 25;
 /// Attempts of one request, each over a new connection.
 const ATTEMPTS_MAX: usize = 200;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % limit
-    }
-}
 
 /// A client with its session, its file and the model of the file.
 struct User {
@@ -171,7 +160,8 @@ fn nothing_acknowledged_is_lost() {
             turn_until(&stage, |it| it.service.borrow().connections() == 0);
             free(&stage)
         };
-        let mut random = Random(seed);
+        let mut seeded = Seeded::at(seed);
+        let mut random = |bound: usize| seeded.below(bound as u64) as usize;
         let segment = |index| [usize::MAX, 100_000, 30_001][index];
         let users = FILES.iter().enumerate();
         let users = users.map(|(index, file)| User::new(&stage, file, segment(index)));
@@ -179,17 +169,17 @@ fn nothing_acknowledged_is_lost() {
         faults(seed, &stage.borrow().fabric);
         for round in 0..ROUNDS {
             for (index, user) in users.iter_mut().enumerate() {
-                let offset = random.below(FILE_BYTES);
-                let length = match random.below(3) {
-                    0 => 1 + random.below(3000),
-                    1 => 4096 * (1 + random.below(8)),
-                    _ => 1 + random.below(200_000),
+                let offset = random(FILE_BYTES);
+                let length = match random(3) {
+                    0 => 1 + random(3000),
+                    1 => 4096 * (1 + random(8)),
+                    _ => 1 + random(200_000),
                 };
                 let first = (round * 7 + index * 3) as u8;
                 let bytes: Vec<u8> = (0..length).map(|at| first.wrapping_add(at as u8)).collect();
                 user.write(offset, &bytes);
-                let offset = random.below(FILE_BYTES);
-                user.check(offset, offset + random.below(100_000));
+                let offset = random(FILE_BYTES);
+                user.check(offset, offset + random(100_000));
             }
         }
         stage.borrow().fabric.clear_faults();

@@ -2,74 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use files_spec::attributes::Attributes;
-use files_spec::operations::{Operation, OperationResult, Outcome, SetattrArgs};
+use files_spec::operations::{OperationResult, Outcome};
 
 use crate::reactor::{LOOPBACK, Reactor};
-use files_client_testing::{Connection, LIMIT, Slot, at_file, data};
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (self.0 >> 33) % limit
-    }
-}
+use files_client_testing::{Connection, LIMIT, Slot, data, write_and_read_in_turn};
 
 /// Two connections of one session, which take turns.
 #[test]
 fn what_was_written_is_read_over_any_connection() {
     let reactor = Reactor::start(LOOPBACK);
-    let mut connections = [
-        Connection::new(reactor.address),
-        Connection::new(reactor.address),
-    ];
-    let mut slot = Slot::new(&mut connections[0], b"a");
-    let mut random = Random(9);
-    let mut model: Vec<u8> = Vec::new();
-    for round in 0..150 {
-        let turn = round % 2;
-        let length = match random.below(4) {
-            0 => 1 + random.below(600_000),
-            1 => 4096 * (1 + random.below(20)),
-            _ => 1 + random.below(9000),
-        } as usize;
-        let offset = random.below(2 << 20) as usize;
-        let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + round) as u8).collect();
-        let write = slot.write(offset as u64, &bytes);
-        slot.call(&mut connections[turn], &write).assert_ok();
-        if model.len() < offset + length {
-            model.resize(offset + length, 0);
-        }
-        model[offset..offset + length].copy_from_slice(&bytes);
-        if random.below(10) == 0 {
-            let size = random.below(model.len() as u64 + 5000);
-            let truncate = at_file(Operation::SetAttr(SetattrArgs {
-                stateid: slot.stateid,
-                obj_attributes: Attributes {
-                    size: Some(size),
-                    ..Attributes::default()
-                },
-            }));
-            slot.call(&mut connections[turn], &truncate).assert_ok();
-            model.resize(size as usize, 0);
-        }
-        let mut offset = random.below(model.len() as u64 + 1) as usize;
-        let end = model.len().min(offset + 1 + random.below(1 << 20) as usize);
-        // A read of many ranges may be short.
-        while offset < end {
-            let read = slot.read(offset as u64, (end - offset) as u32);
-            let answer = slot.call(&mut connections[1 - turn], &read);
-            let bytes = data(&answer);
-            assert!(!bytes.is_empty());
-            assert_eq!(bytes, &model[offset..offset + bytes.len()], "round {round}");
-            offset += bytes.len();
-        }
-    }
+    let mut connections = [(); 2].map(|()| Connection::new(reactor.address));
+    write_and_read_in_turn(&mut connections, 150, |_, _| {});
 }
 
 /// Requests that overlap wait for each other, and each is executed.
