@@ -10,7 +10,7 @@ use nvme_driver_testing::{
     SglRules, When,
 };
 
-use crate::support::{Client, MS, PATIENCE, Rig, drive_options, taken};
+use crate::support::{Client, MS, PATIENCE, Rig, drive_options, request, taken};
 
 const WRITE: Operation = Operation::Write { fua: false };
 const BLOCKS: u64 = 400;
@@ -45,16 +45,6 @@ struct Lab {
     memory: Arc<DeviceMemory>,
 }
 
-fn request(operation: Operation, lba: u64, blocks: u32) -> Request {
-    Request {
-        tag: 1,
-        operation,
-        lba,
-        blocks,
-        data: None,
-    }
-}
-
 impl Lab {
     fn new(emulated: EmulatedOptions) -> Self {
         let rig = Rig::new(emulated, options());
@@ -73,11 +63,7 @@ impl Lab {
         request: Request,
         lease: &mut DeviceLease,
     ) -> Result<(), DeviceError> {
-        match self.clients[client].queue.submit_in_device(request, lease) {
-            Ok(()) => Ok(()),
-            Err(Refusal::Never(_, error)) => Err(error),
-            Err(Refusal::Later(_)) => panic!("the queue is not full"),
-        }
+        self.clients[client].submit_in_device(request, lease)
     }
 
     /// Runs a request to its completion.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use block::{CompletionBatch, DeviceError, Operation, Refusal, Request};
+use block::{CompletionBatch, DeviceError, Operation, Request};
 use block_testing::Latency;
 use hugemem::{DeviceLease, DeviceMemory, Sharing};
 use nvme_driver::DriveOptions;
@@ -14,7 +14,7 @@ use nvme_driver_testing::{
 use nvme_spec::command::IoOpcode;
 use reactors::Nanos;
 
-use crate::support::{Client, DEADLINES, MS, PATIENCE, Rig, arena, drive_options, taken};
+use crate::support::{Client, DEADLINES, MS, PATIENCE, Rig, arena, drive_options, request, taken};
 
 const WRITE: Operation = Operation::Write { fua: false };
 const BLOCKS: u64 = 64;
@@ -47,16 +47,6 @@ fn options() -> DriveOptions {
     DriveOptions {
         queue_depth_max: 100,
         ..drive_options(1)
-    }
-}
-
-fn request(operation: Operation, lba: u64, blocks: u32) -> Request {
-    Request {
-        tag: 1,
-        operation,
-        lba,
-        blocks,
-        data: None,
     }
 }
 
@@ -98,14 +88,21 @@ impl Lab {
         request: Request,
         lease: &mut DeviceLease,
     ) -> Result<(), DeviceError> {
-        match self.clients[drive].queue.submit_in_device(request, lease) {
-            Ok(()) => {
-                self.clients[drive].queue.flush();
-                Ok(())
-            }
-            Err(Refusal::Never(_, error)) => Err(error),
-            Err(Refusal::Later(_)) => panic!("the queue is not full"),
-        }
+        self.clients[drive].submit_in_device(request, lease)?;
+        self.clients[drive].queue.flush();
+        Ok(())
+    }
+
+    /// The memory of A after it has started again.
+    fn take_new_memory(&mut self) {
+        let memory = self.rigs[A].device(1).device_memory();
+        self.memory = memory.expect("it holds data");
+    }
+
+    /// The time that B takes for its requests.
+    fn set_latency_of_b(&self, latency: Nanos) {
+        let control = &self.rigs[B].control;
+        control.set_latency(Latency::Fixed(latency));
     }
 
     fn step(&mut self) {
@@ -311,9 +308,7 @@ fn requests_outside_of_the_drive_or_the_slice_are_refused() {
 fn reset_waits_for_the_neighbour() {
     let (space, mut lab) = Lab::shared();
     let mut lease = lab.filled(5, 2);
-    lab.rigs[B]
-        .control
-        .set_latency(Latency::Fixed(Nanos::from_millis(10)));
+    lab.set_latency_of_b(Nanos::from_millis(10));
     assert_eq!(lab.submit(B, request(WRITE, 5, 2), &mut lease), Ok(()));
     let before = space.mapped_bytes();
     lab.rigs[A].control.fail();
@@ -324,17 +319,14 @@ fn reset_waits_for_the_neighbour() {
     // Nothing of the new memory is in it.
     let refused = lab.submit(B, request(WRITE, 9, 1), &mut lease);
     assert_eq!(refused, Err(DeviceError::Interrupted));
-    lab.rigs[B].control.set_latency(Latency::Fixed(Nanos::ZERO));
+    lab.set_latency_of_b(Nanos::ZERO);
     lab.until("ready again", |lab| {
         lab.rigs[A].drive.is_ready_everywhere() && lab.rigs[A].drive.counters().recoveries == 1
     });
     assert_eq!(space.mapped_bytes(), before);
     lab.expect(B, 5, 6);
     lab.expect(B, 6, 7);
-    lab.memory = lab.rigs[A]
-        .device(1)
-        .device_memory()
-        .expect("it holds data");
+    lab.take_new_memory();
     let mut lease = lab.filled(7, 1);
     assert_eq!(lab.run(B, request(WRITE, 7, 1), &mut lease), Ok(()));
     lab.expect(B, 7, 8);
@@ -367,10 +359,7 @@ fn reset_does_not_wait_long() {
     lab.until("ready again", |lab| {
         lab.rigs.iter().all(|rig| rig.drive.is_ready_everywhere())
     });
-    lab.memory = lab.rigs[A]
-        .device(1)
-        .device_memory()
-        .expect("it holds data");
+    lab.take_new_memory();
     let mut lease = lab.memory.take().expect("free");
     assert_ne!(lease.begin(), first, "the same addresses");
     lease.complete();
@@ -386,16 +375,14 @@ fn reset_does_not_wait_long() {
 fn removal_ends_exactly_the_requests_on_the_memory() {
     let (space, mut lab) = Lab::shared();
     let mut lease = lab.filled(5, 1);
-    lab.rigs[B]
-        .control
-        .set_latency(Latency::Fixed(Nanos::from_millis(10)));
+    lab.set_latency_of_b(Nanos::from_millis(10));
     // Before the submission in the device, whose completion is taken first.
     assert_eq!(lab.submit(B, request(WRITE, 5, 1), &mut lease), Ok(()));
     lab.rigs[A].control.remove();
     let failed = lab.wait_for(B);
     assert!(failed.is_err(), "garbage was written");
     lease.complete();
-    lab.rigs[B].control.set_latency(Latency::Fixed(Nanos::ZERO));
+    lab.set_latency_of_b(Nanos::ZERO);
     lab.until("gone", |lab| lab.rigs[A].is_gone());
     assert!(lab.memory.has_ended());
     assert_eq!(space.mapped_bytes(), lab.memory_bytes(B));
@@ -432,9 +419,7 @@ fn removed_neighbour_leaves_the_memory() {
 fn drive_that_the_system_requests_back_ends_the_access_first() {
     let (space, mut lab) = Lab::shared();
     let mut lease = lab.filled(5, 1);
-    lab.rigs[B]
-        .control
-        .set_latency(Latency::Fixed(Nanos::from_millis(10)));
+    lab.set_latency_of_b(Nanos::from_millis(10));
     assert_eq!(lab.submit(B, request(WRITE, 5, 1), &mut lease), Ok(()));
     lab.rigs[A].control.request_removal(true);
     assert_eq!(lab.wait_for(B), Ok(()), "the drive waits for it");

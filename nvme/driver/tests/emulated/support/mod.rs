@@ -8,7 +8,7 @@ use block::{
     CompletionBatch, Device, DeviceError, DeviceQueue, Operation, QueueOptions, Refusal, Request,
     SharedQueues,
 };
-use hugemem::{Arena, ArenaConfig, Lease, PagePolicy, Pool};
+use hugemem::{Arena, ArenaConfig, DeviceLease, Lease, PagePolicy, Pool};
 use nvme_driver::backing::DeviceBacking;
 use nvme_driver::{
     BringUp, BringUpState, Deadlines, Drive, DriveError, DriveOptions, DriveOwner, DriveState,
@@ -214,7 +214,31 @@ pub(crate) struct Client {
     next_tag: u64,
 }
 
+/// A request without data in the arena.
+pub(crate) fn request(operation: Operation, lba: u64, blocks: u32) -> Request {
+    Request {
+        tag: 1,
+        operation,
+        lba,
+        blocks,
+        data: None,
+    }
+}
+
 impl Client {
+    /// Submits a request whose data is in device memory.
+    pub(crate) fn submit_in_device(
+        &mut self,
+        request: Request,
+        lease: &mut DeviceLease,
+    ) -> Result<(), DeviceError> {
+        match self.queue.submit_in_device(request, lease) {
+            Ok(()) => Ok(()),
+            Err(Refusal::Never(_, error)) => Err(error),
+            Err(Refusal::Later(_)) => panic!("the queue is not full"),
+        }
+    }
+
     pub(crate) fn new(
         device: &dyn Device,
         arena: &Arc<Arena>,
