@@ -5,8 +5,8 @@
 # consistent volume after each kill.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
+. "$(dirname "$0")/lib/files.sh"
 
-at=/mnt/share
 nfs_port=2049
 rounds=3
 export STATE_DIRECTORY=/tmp/state
@@ -53,20 +53,6 @@ mount_share() {
     "$INTEROP_ADDRESS:/files" $at
 }
 
-cold() { sync && echo 3 > /proc/sys/vm/drop_caches; }
-
-# Writes and syncs numbered files until /tmp/stop exists; /tmp/acknowledged has the last number.
-write_files() {
-  local number=0
-  until [ -e /tmp/stop ]; do
-    number=$((number + 1))
-    echo "content of $number" > /tmp/part
-    dd if=/tmp/part of="$at/synced/$number" conv=fsync status=none || return 1
-    echo $number > /tmp/acknowledged.new
-    mv /tmp/acknowledged.new /tmp/acknowledged
-  done
-}
-
 # Writes with syncs and verifies until /tmp/stop exists.
 verify_again() {
   until [ -e /tmp/stop ]; do
@@ -75,22 +61,6 @@ verify_again() {
       --minimal > /tmp/fio 2>&1 || return 1
   done
 }
-
-acknowledged() { cat /tmp/acknowledged; }
-
-# Everything up to the last acknowledged number is there.
-check_files() {
-  local number last
-  last=$(acknowledged)
-  cold
-  for number in $(seq "$last"); do
-    [ "$(cat "$at/synced/$number")" = "content of $number" ] ||
-      fail "file $number of $last: $(cat "$at/synced/$number")"
-  done
-  say "$last synced files are there"
-}
-
-has_gone_on() { [ "$(acknowledged)" -ge $((before + 5)) ]; }
 
 # Another client: a name space of networks with a host name of its own.
 other_client() { ip netns exec other unshare --uts --mount bash -c "hostname other; $*"; }

@@ -5,8 +5,8 @@
 # Windlass copies no data of 4 KiB or more.
 . "$(dirname "${BASH_SOURCE[0]}")/lib/guest.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/lib/rdma.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/lib/files.sh"
 
-at=/mnt/share
 control=/tmp/windlass.sock
 export STATE_DIRECTORY=/tmp/state
 
@@ -16,11 +16,6 @@ mount_share() {
   show mount -t nfs -o "vers=$2,proto=rdma,port=20049,sec=sys${3:+,$3}" "$fabric:/$1" $at
   grep " $at " /proc/mounts
 }
-
-# same WHAT ACTUAL EXPECTED
-same() { [ "$2" = "$3" ] || fail "$1: $2 instead of $3"; }
-
-cold() { sync && echo 3 > /proc/sys/vm/drop_caches; }
 
 counter() { windlass status --socket $control --json | jq -r ".files.service.$1"; }
 
@@ -61,21 +56,11 @@ END
 
 data() {
   say "data"
-  head -c 10M /dev/urandom > /tmp/random
-  cp /tmp/random $at/copy
-  cold
-  show cmp /tmp/random $at/copy
-  truncate -s 5000 $at/copy
-  truncate -s 20000 $at/copy
-  cold
-  head -c 5000 /tmp/random > /tmp/expected
-  truncate -s 20000 /tmp/expected
-  show cmp /tmp/expected $at/copy
+  copy_and_truncate
   rm $at/copy
   verify "NFS over RDMA, direct" $at/direct 16
   verify "NFS over RDMA, direct, large" $at/direct 16 --bsrange=1m-1m --iodepth=4
-  show fio --name=buffered --filename=$at/buffered --size=16M --rw=randwrite --bsrange=512-64k \
-    --ioengine=psync --fallocate=none --verify=crc32c --verify_fatal=1 --eta=never --minimal
+  verify_buffered
   rm $at/direct $at/buffered
 }
 
@@ -110,26 +95,11 @@ beside_tcp() {
   show umount /mnt/tcp
 }
 
-# Writes and syncs numbered files until /tmp/stop exists; /tmp/acknowledged has the last number.
-write_files() {
-  local number=0
-  until [ -e /tmp/stop ]; do
-    number=$((number + 1))
-    echo "content of $number" > /tmp/part
-    dd if=/tmp/part of="$at/synced/$number" conv=fsync status=none || return 1
-    echo $number > /tmp/acknowledged.new
-    mv /tmp/acknowledged.new /tmp/acknowledged
-  done
-}
-
-acknowledged() { cat /tmp/acknowledged; }
-has_gone_on() { [ "$(acknowledged)" -ge $((before + 5)) ]; }
-
 killed_under_load() {
   mkdir $at/synced
   echo 0 > /tmp/acknowledged
   write_files &
-  local writer=$! number last round
+  local writer=$! round
   for round in 1 2; do
     before=$(acknowledged)
     eventually 60 has_gone_on
@@ -141,12 +111,7 @@ killed_under_load() {
   done
   touch /tmp/stop
   wait $writer || fail "writing failed: $(acknowledged) files"
-  last=$(acknowledged)
-  cold
-  for number in $(seq "$last"); do
-    same "file $number of $last" "$(cat "$at/synced/$number")" "content of $number"
-  done
-  say "$last synced files are there"
+  check_files
 }
 
 cd /tmp

@@ -5,8 +5,8 @@
 # killed, the share is empty and can be mounted again.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
+. "$(dirname "$0")/lib/files.sh"
 
-at=/mnt/share
 export_path=/scratch
 nfs_port=2049
 
@@ -45,11 +45,6 @@ mount_share() {
   show mount -t nfs -o "vers=$1,proto=tcp,port=$nfs_port,sec=sys${4:+,$4}" "$2:$export_path" "$3"
 }
 
-# same WHAT ACTUAL EXPECTED
-same() { [ "$2" = "$3" ] || fail "$1: $2 instead of $3"; }
-
-cold() { sync && echo 3 > /proc/sys/vm/drop_caches; }
-
 names() {
   say "names, links and attributes"
   cd $at
@@ -80,16 +75,7 @@ names() {
 
 data() {
   say "data"
-  head -c 10M /dev/urandom > /tmp/random
-  cp /tmp/random $at/copy
-  cold
-  show cmp /tmp/random $at/copy
-  truncate -s 5000 $at/copy
-  truncate -s 20000 $at/copy
-  cold
-  head -c 5000 /tmp/random > /tmp/expected
-  truncate -s 20000 /tmp/expected
-  show cmp /tmp/expected $at/copy
+  copy_and_truncate
   tar -C /usr/share -cf - . 2> /dev/null | head -c 20M > /tmp/some.tar || true
   mkdir $at/tree
   tar -C $at/tree -xf /tmp/some.tar 2> /dev/null || true
@@ -99,8 +85,7 @@ data() {
   (cd $at/tree && md5sum --quiet -c /tmp/sums) || fail "files differ"
   rm -r $at/tree $at/copy
   verify "NFS, direct" $at/direct 16
-  show fio --name=buffered --filename=$at/buffered --size=16M --rw=randwrite --bsrange=512-64k \
-    --ioengine=psync --fallocate=none --verify=crc32c --verify_fatal=1 --eta=never --minimal
+  verify_buffered
   rm $at/direct $at/buffered
 }
 
