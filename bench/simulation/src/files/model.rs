@@ -38,7 +38,7 @@ pub(super) enum Node {
 pub(super) struct FileContent {
     pub(super) now: Content,
     pub(super) durable: Content,
-    /// A change has failed, so that what is read now may not be durable.
+    /// A change has failed or is unstable, so that what is read now may not be durable.
     pub(super) is_unsettled: bool,
 }
 
@@ -377,7 +377,10 @@ impl Model {
             content.now.change(effect, &pending.concurrent);
             match is_durable {
                 true => content.durable.change(effect, &pending.concurrent),
-                false => content.durable.may_change(effect),
+                false => {
+                    content.durable.may_change(effect);
+                    content.is_unsettled = true;
+                }
             }
         }
     }
