@@ -115,8 +115,13 @@ pub(super) enum AdminStep {
     IdentifyDisk(ContentId),
     /// Identify Namespace, for the size of a growing disk.
     Size(usize),
-    /// Enables or disables the write cache; `began` is the moment of the request.
-    WriteCache { enable: bool, began: Moment },
+    /// Enables or disables the write cache; the moment of the request, and the number of resets until
+    /// then.
+    WriteCache {
+        enable: bool,
+        began: Moment,
+        resets: u64,
+    },
     /// Sets a feature.
     SetFeature,
     /// Enables Copy across namespaces; the number of resets until then.
@@ -268,7 +273,11 @@ impl Host {
         self.admin_state.write_through = false;
         self.doubt_durability();
         let began = env.judge.begin_read();
-        let step = AdminStep::WriteCache { enable, began };
+        let step = AdminStep::WriteCache {
+            enable,
+            began,
+            resets: self.admin_state.resets,
+        };
         let sqe = Sqe::set_feature(FeatureId::VOLATILE_WRITE_CACHE, 0, value);
         if !self.send_admin(env, sqe, Command::Admin(step)) {
             env.judge.end_read(began);
@@ -491,9 +500,14 @@ impl Host {
                 }
                 self.size_told(env, disk, all);
             }
-            AdminStep::WriteCache { enable, began } => {
+            AdminStep::WriteCache {
+                enable,
+                began,
+                resets,
+            } => {
                 if !enable {
-                    self.admin_state.write_through = true;
+                    // A reset since it was sent has enabled the cache again.
+                    self.admin_state.write_through = resets == self.admin_state.resets;
                     self.note_flushed(env, outstanding.issued_at, began);
                     *env.power_wanted |= self.random.permille(250);
                 }
