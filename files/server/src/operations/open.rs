@@ -69,7 +69,13 @@ impl Server {
             self.check_access(x, object, &attributes, wanted)?;
         }
         let known = self.open_of_owner(client, args.owner.owner.0, file);
-        if self.share_conflict(file, known, (access, deny), now) {
+        // RFC 8881 §9.7: a truncation is a write, which others may deny.
+        let writes = if found.truncate {
+            share::ACCESS_WRITE
+        } else {
+            0
+        };
+        if self.share_conflict(file, known, (access | writes, deny), now) {
             return Err(Status::SHARE_DENIED.into());
         }
         if found.truncate {

@@ -218,6 +218,24 @@ fn share_modes_exclude_other_owners() {
     other.ok(&mut world, &in_share(&[write]));
 }
 
+/// RFC 8881 §9.7: a client that denies others to write is not surprised by an empty file.
+#[test]
+fn a_denied_write_is_no_truncation_either() {
+    let mut world = World::new();
+    let mut client = Client::new(&mut world, b"a");
+    let mut other = Client::new(&mut world, b"b");
+    let exclusive = open("f", b"o", (BOTH, share::DENY_WRITE), unchecked());
+    client.ok(&mut world, &in_share(&[exclusive]));
+    let empty = OpenHow::Create(CreateHow::Unchecked(Attributes {
+        size: Some(0),
+        ..Attributes::default()
+    }));
+    let truncating = open("f", b"o", (share::ACCESS_READ, 0), empty);
+    other.fails(&mut world, &in_share(&[truncating]), Status::SHARE_DENIED);
+    // The owner of the denial may.
+    client.ok(&mut world, &in_share(&[truncating]));
+}
+
 /// A client whose lease has expired keeps its opens until another client needs them.
 #[test]
 fn an_expired_client_yields_to_others() {
