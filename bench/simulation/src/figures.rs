@@ -93,6 +93,10 @@ pub struct FileFigures {
     pub failures: u64,
     /// Volumes that became read-only.
     pub read_only: u64,
+    /// Byte-range locks that were granted.
+    pub locks_granted: u64,
+    /// Opens, locks and accesses that were refused because of the state of another client.
+    pub refusals: u64,
 }
 
 impl FileFigures {
@@ -105,6 +109,8 @@ impl FileFigures {
         self.kills += other.kills;
         self.failures += other.failures;
         self.read_only += other.read_only;
+        self.locks_granted += other.locks_granted;
+        self.refusals += other.refusals;
     }
 }
 
@@ -113,7 +119,8 @@ impl fmt::Display for FileFigures {
         write!(
             f,
             "files: {} seeds, {} events, {} operations, {} repetitions answered, {} bytes judged, \
-             the server was killed {} times, the device failed {} times, {} volumes became read-only",
+             the server was killed {} times, the device failed {} times, {} volumes became read-only, \
+             {} locks were granted, {} opens, locks and accesses refused",
             self.seeds,
             self.events,
             self.operations,
@@ -121,7 +128,9 @@ impl fmt::Display for FileFigures {
             self.bytes_judged,
             self.kills,
             self.failures,
-            self.read_only
+            self.read_only,
+            self.locks_granted,
+            self.refusals
         )
     }
 }

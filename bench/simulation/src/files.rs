@@ -3,16 +3,18 @@
 //! start again, while the server is killed and its power fails.
 //!
 //! It is a scenario of its own beside that of NVMe over Fabrics, with seeds of its own. The judge
-//! ([`model`], [`judge`], [`content`], [`audit`]) has every name, every byte and every open file.
+//! ([`model`], [`judge`], [`content`], [`audit`], [`sharing`]) has every name, every byte, every open file and every lock.
 
 mod action;
 mod audit;
 mod client;
 mod content;
+mod holdings;
 mod judge;
 mod model;
 mod network;
 mod server;
+mod sharing;
 mod swarm;
 mod workload;
 mod world;

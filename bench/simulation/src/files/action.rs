@@ -4,9 +4,9 @@
 use files_spec::attributes::{Attributes, number};
 use files_spec::name::XattrName;
 use files_spec::operations::{
-    Claim, CloneArgs, CloseArgs, CommitArgs, CopyArgs, CreateArgs, CreateHow, ExclusiveCreate,
-    OpenArgs, OpenHow, Operation, RangeArgs, ReadArgs, RenameArgs, SeekArgs, SetXattrArgs,
-    SetXattrOption, SetattrArgs, WriteArgs, seek_what,
+    Claim, CloneArgs, CloseArgs, CommitArgs, CopyArgs, CreateArgs, CreateHow, DowngradeArgs,
+    ExclusiveCreate, OpenArgs, OpenHow, Operation, RangeArgs, ReadArgs, RenameArgs, SeekArgs,
+    SetXattrArgs, SetXattrOption, SetattrArgs, WriteArgs, seek_what, share,
 };
 use files_spec::readdir::ReaddirArgs;
 use files_spec::types::{CreateType, Owner, Stable, StateId};
@@ -14,10 +14,9 @@ use files_spec::xdr::{List, Opaque, Payload};
 use files_spec::{Bitmap, Name, Status};
 
 use super::content::{Effect, pattern};
+use super::holdings::{Modes, Parts};
 use super::model::{Claims, Model, Node, ObjectId};
-
-/// Access to read and write, and no denial.
-const BOTH: u32 = 3;
+use super::sharing::{self, Wanted};
 
 /// A name in a directory.
 pub(super) type Place = (ObjectId, String);
@@ -120,6 +119,25 @@ pub(super) enum Action {
     },
     Open {
         object: ObjectId,
+        modes: Modes,
+    },
+    Downgrade {
+        object: ObjectId,
+        modes: Modes,
+    },
+    Lock {
+        wanted: Wanted,
+        /// How often it is tried again when it is denied.
+        tries: u32,
+        is_reclaim: bool,
+    },
+    TestLock {
+        wanted: Wanted,
+    },
+    Unlock {
+        object: ObjectId,
+        owner: u8,
+        parts: Parts,
     },
     Close {
         object: ObjectId,
@@ -176,13 +194,16 @@ impl Action {
             | Self::SetXattr { object, .. }
             | Self::GetXattr { object, .. }
             | Self::RemoveXattr { object, .. }
-            | Self::Open { object }
+            | Self::Open { object, .. }
+            | Self::Downgrade { object, .. }
+            | Self::Unlock { object, .. }
             | Self::Close { object }
             | Self::Reclaim { object }
             | Self::Link { object, .. }
             | Self::List {
                 directory: object, ..
             } => Some(*object),
+            Self::Lock { wanted, .. } | Self::TestLock { wanted } => Some(wanted.object),
             Self::Lookup { at } => Some(at.0),
             Self::CreateFile { .. }
             | Self::MakeDirectory { .. }
@@ -191,6 +212,24 @@ impl Action {
             | Self::Rename { .. }
             | Self::ReclaimComplete
             | Self::Renew => None,
+        }
+    }
+
+    /// The files whose data it accesses, in the order of the accesses.
+    #[must_use]
+    pub(super) fn uses(&self) -> Vec<(ObjectId, u32)> {
+        match self {
+            Self::Read { object, .. } | Self::Seek { object, .. } => {
+                vec![(*object, share::ACCESS_READ)]
+            }
+            Self::Write { object, .. }
+            | Self::Truncate { object, .. }
+            | Self::Allocate { object, .. }
+            | Self::Deallocate { object, .. } => vec![(*object, share::ACCESS_WRITE)],
+            Self::Clone { from, object, .. } => {
+                vec![(*from, share::ACCESS_READ), (*object, share::ACCESS_WRITE)]
+            }
+            _ => vec![],
         }
     }
 
@@ -357,6 +396,10 @@ impl Action {
                 | Self::GetAttributes { .. }
                 | Self::GetXattr { .. }
                 | Self::Seek { .. }
+                | Self::Downgrade { .. }
+                | Self::Lock { .. }
+                | Self::TestLock { .. }
+                | Self::Unlock { .. }
                 | Self::ReclaimComplete
                 | Self::Renew
         )
@@ -400,15 +443,14 @@ impl Action {
         let none = Attributes::default;
         let owner = format!("owner {client}");
         let state = |object: ObjectId| {
-            let open = model.opens.get(&(client, object));
-            let open = open.filter(|it| !it.is_closing && !it.is_lost);
-            open.map_or(StateId::ANONYMOUS, |it| it.stateid)
+            let open = model.usable_open(client, object);
+            open.map_or(StateId::ANONYMOUS, |it| it.state_of_access(object))
         };
-        let open = |openhow, claim| {
+        let open = |modes: Modes, openhow, claim| {
             Operation::Open(OpenArgs {
                 seqid: 0,
-                share_access: BOTH,
-                share_deny: 0,
+                share_access: modes.access,
+                share_deny: modes.deny,
                 owner: Owner {
                     clientid: 0,
                     owner: Opaque(owner.as_bytes()),
@@ -431,6 +473,7 @@ impl Action {
             length,
         };
         let data;
+        let locker;
         let operations = match self {
             Self::CreateFile { at, is_exclusive } => {
                 let how = match is_exclusive {
@@ -440,7 +483,8 @@ impl Action {
                     }),
                     false => CreateHow::Guarded(none()),
                 };
-                let open = open(OpenHow::Create(how), Claim::Null(name(&at.1)));
+                let claim = Claim::Null(name(&at.1));
+                let open = open(Modes::BOTH, OpenHow::Create(how), claim);
                 send_all(&[put(at.0), open], &known)
             }
             Self::MakeDirectory { at } => create(CreateType::Directory, at.0, name(&at.1)),
@@ -606,8 +650,41 @@ impl Action {
             Self::RemoveXattr { object, name } => {
                 vec![put(*object), Operation::RemoveXattr(xattr_name(name))]
             }
-            Self::Open { object } => {
-                vec![put(*object), open(OpenHow::NoCreate, Claim::FileHandle)]
+            Self::Open { object, modes } => {
+                let open = open(*modes, OpenHow::NoCreate, Claim::FileHandle);
+                vec![put(*object), open]
+            }
+            Self::Downgrade { object, modes } => {
+                let stateid = model.opens.get(&(client, *object)).map(|it| it.stateid);
+                let args = DowngradeArgs {
+                    open_stateid: stateid.unwrap_or(StateId::ANONYMOUS),
+                    seqid: 0,
+                    share_access: modes.access,
+                    share_deny: modes.deny,
+                };
+                vec![put(*object), Operation::OpenDowngrade(args)]
+            }
+            Self::Lock {
+                wanted,
+                tries,
+                is_reclaim,
+            } => {
+                locker = sharing::name_of((client, wanted.owner));
+                let open = model.opens.get(&(client, wanted.object));
+                let lock = sharing::lock(open, *wanted, (*tries > 0, *is_reclaim), &locker);
+                vec![put(wanted.object), lock]
+            }
+            Self::TestLock { wanted } => {
+                locker = sharing::name_of((client, wanted.owner));
+                vec![put(wanted.object), sharing::test(*wanted, &locker)]
+            }
+            Self::Unlock {
+                object,
+                owner,
+                parts,
+            } => {
+                let open = model.opens.get(&(client, *object));
+                vec![put(*object), sharing::unlock(open, *owner, *parts)]
             }
             Self::Close { object } => {
                 let stateid = model.opens.get(&(client, *object)).map(|it| it.stateid);
@@ -618,7 +695,9 @@ impl Action {
                 vec![put(*object), Operation::Close(args)]
             }
             Self::Reclaim { object } => {
-                vec![put(*object), open(OpenHow::NoCreate, Claim::Previous(0))]
+                let modes = model.modes_of(client, *object);
+                let open = open(modes, OpenHow::NoCreate, Claim::Previous(0));
+                vec![put(*object), open]
             }
             Self::ReclaimComplete => vec![Operation::ReclaimComplete(false)],
             Self::Renew => vec![],

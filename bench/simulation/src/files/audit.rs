@@ -230,7 +230,10 @@ impl FileWorld {
                 count: READ_BYTES,
             };
             let answer = self.ask(&[put, Operation::Read(args)])?;
-            let results = answer.results()?.1;
+            let (status, results) = answer.results()?;
+            if status == Status::LOCKED && self.model.denies_read(object) {
+                return Ok(());
+            }
             let Some(OperationResult::Read(Outcome::Ok(ok))) = results.last() else {
                 return Err(told(format!("it cannot be read at {offset}: {results:?}")));
             };

@@ -8,7 +8,9 @@ use files_spec::xdr::Payload;
 
 use super::action::{Action, Place, created, xattr_key};
 use super::client::{Answer, OperationId};
-use super::model::{Model, Node, ObjectId, Open, Pending};
+use super::holdings::{Held, Modes};
+use super::model::{Model, Node, ObjectId, Pending};
+use super::sharing;
 
 /// What follows from a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +65,20 @@ impl Model {
         if status == Status::IO && self.device_fails && pending.action.may_fail() {
             return Ok(self.failed(id));
         }
-        let is_allowed = self.expected_status(pending, status);
-        if !is_allowed && !is_full && !is_gone {
-            return Err(told(format!("{status:?}, expected {:?}", pending.expected)));
+        let checked = match self.sharing_allows(pending, status, results.last()) {
+            Some(checked) => checked,
+            None if self.expected_status(pending, status) => Ok(()),
+            None => Err(format!("{status:?}, expected {:?}", pending.expected)),
+        };
+        if let Err(error) = checked
+            && !is_full
+            && !is_gone
+        {
+            return Err(told(error));
+        }
+        self.refusals += u64::from(sharing::is_refusal(status));
+        if status == Status::DENIED && self.waits_for_lock(id) {
+            return Ok(Verdict::Again { pauses: true });
         }
         let Some(mut pending) = self.pending.remove(&id) else {
             return Ok(Verdict::Ended);
@@ -140,14 +153,11 @@ impl Model {
     /// An operation was refused, so it has changed nothing.
     fn refused(&mut self, pending: &Pending) -> Verdict {
         match &pending.action {
-            Action::Open { object } => {
-                self.objects[*object].may_be_open.remove(&pending.client);
-            }
             Action::Close { object } | Action::Reclaim { object } => {
                 self.opens.remove(&(pending.client, *object));
                 self.objects[*object].may_be_open.remove(&pending.client);
             }
-            _ => {}
+            _ => self.sharing_refused(pending),
         }
         Verdict::Ended
     }
@@ -184,7 +194,7 @@ impl Model {
                 let object = self.add((at.0, &at.1), node, handle, fileid)?;
                 if is_file {
                     let stateid = opened(results)?;
-                    self.set_open(client, object, stateid);
+                    self.opened((client, object), stateid, Modes::BOTH)?;
                 }
                 if is_directory {
                     self.add_links(at.0, 0);
@@ -339,29 +349,46 @@ impl Model {
                     return Err(format!("the value is {:?}, not {expected:?}", ok.value.0));
                 }
             }
-            Action::Open { object } | Action::Reclaim { object } => {
-                let object = *object;
-                let stateid = opened(results)?;
-                self.set_open(client, object, stateid);
+            Action::Open { object, modes } => {
+                let (object, modes) = (*object, *modes);
+                self.opened((client, object), opened(results)?, modes)?;
+            }
+            Action::Reclaim { object } => {
+                let (object, modes) = (*object, self.modes_of(client, *object));
+                self.opened((client, object), opened(results)?, modes)?;
+            }
+            Action::Downgrade { object, modes } => {
+                let Some(OperationResult::OpenDowngrade(Outcome::Ok(stateid))) = last else {
+                    return Err(missing());
+                };
+                self.downgraded((client, *object), *stateid, *modes);
+            }
+            Action::Lock { wanted, .. } => {
+                let Some(OperationResult::Lock(Outcome::Ok(stateid))) = last else {
+                    return Err(missing());
+                };
+                let held = Held::of(wanted.is_exclusive);
+                let place = (wanted.object, wanted.owner);
+                self.locked(client, place, (wanted.parts, held), *stateid);
+            }
+            Action::Unlock {
+                object,
+                owner,
+                parts,
+            } => {
+                let Some(OperationResult::LockU(Outcome::Ok(stateid))) = last else {
+                    return Err(missing());
+                };
+                let place = (*object, *owner);
+                self.locked(client, place, (*parts, Held::Nothing), *stateid);
             }
             Action::Close { object } => {
                 let object = *object;
-                self.opens.remove(&(client, object));
-                self.objects[object].may_be_open.remove(&client);
+                self.closed(client, object);
             }
-            Action::ReclaimComplete | Action::Renew => {}
+            Action::TestLock { .. } | Action::ReclaimComplete | Action::Renew => {}
         }
         Ok(Verdict::Ended)
-    }
-
-    fn set_open(&mut self, client: usize, object: ObjectId, stateid: StateId) {
-        self.objects[object].may_be_open.insert(client);
-        let open = Open {
-            stateid,
-            is_lost: false,
-            is_closing: false,
-        };
-        self.opens.insert((client, object), open);
     }
 
     fn xattr_changed(&mut self, object: ObjectId, name: &str) {

@@ -13,6 +13,8 @@ use files_spec::types::StateId;
 use super::action::Action;
 use super::client::OperationId;
 use super::content::{Content, Effect};
+use super::holdings::{Held, Holdings, KnownLocks, Modes, PARTS};
+use super::sharing::Use;
 
 /// The number of an object.
 pub(super) type ObjectId = usize;
@@ -62,13 +64,58 @@ pub(super) struct Object {
     pub(super) changed: (u64, u64),
 }
 
+/// The locks of an owner, as its client knows them.
+#[derive(Clone, Debug)]
+pub(super) struct LockState {
+    /// Its identifier; none before the locks are reclaimed.
+    pub(super) stateid: Option<StateId>,
+    pub(super) held: KnownLocks,
+}
+
+impl Default for LockState {
+    fn default() -> Self {
+        Self {
+            stateid: None,
+            held: [Held::Nothing; PARTS],
+        }
+    }
+}
+
+impl LockState {
+    /// Whether the owner has a lock.
+    #[must_use]
+    pub(super) fn has_any(&self) -> bool {
+        self.held.iter().any(|it| *it != Held::Nothing)
+    }
+}
+
 /// An open file of a client.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Open {
     pub(super) stateid: StateId,
+    pub(super) modes: Modes,
+    /// What the OPENs asked for whose union it is.
+    pub(super) asked: Vec<Modes>,
+    /// Its locks, by the number of their owner.
+    pub(super) locks: BTreeMap<u8, LockState>,
     /// It was lost with the server and is to be reclaimed.
     pub(super) is_lost: bool,
     pub(super) is_closing: bool,
+    /// Its share modes are being changed, and its identifier with them.
+    pub(super) is_changing: bool,
+}
+
+impl Open {
+    /// The identifier of an access to the file: that of the open state, or that of locks.
+    #[must_use]
+    pub(super) fn state_of_access(&self, object: ObjectId) -> StateId {
+        let mut of_locks = self.locks.values().filter_map(|it| it.stateid);
+        match of_locks.next() {
+            // RFC 8881 §8.2.2: with a number of 0, it is the present one, which a LOCK may change now.
+            Some(locks) if object.is_multiple_of(2) => StateId { seqid: 0, ..locks },
+            _ => self.stateid,
+        }
+    }
 }
 
 /// What only one operation at a time may change.
@@ -99,6 +146,10 @@ pub(super) struct Pending {
     pub(super) expected: Vec<files_spec::Status>,
     /// The content of the file when it began.
     pub(super) view: Option<Content>,
+    /// How it accesses data.
+    pub(super) uses: Vec<Use>,
+    /// What others may have held of its files since it began.
+    pub(super) seen: BTreeMap<ObjectId, Holdings>,
 }
 
 /// The model.
@@ -109,6 +160,8 @@ pub(super) struct Model {
     /// Operations that are never answered; they were executed or not.
     pub(super) in_doubt: Vec<Pending>,
     pub(super) opens: BTreeMap<(usize, ObjectId), Open>,
+    /// What may be held of each file.
+    pub(super) holdings: BTreeMap<ObjectId, Holdings>,
     /// When each name was last changed.
     pub(super) names_changed: BTreeMap<NameKey, u64>,
     /// Counts everything that is sent or answered.
@@ -122,6 +175,9 @@ pub(super) struct Model {
     pub(super) verifier: Option<[u8; 8]>,
     /// Bytes that were compared.
     pub(super) bytes_judged: u64,
+    /// Locks that were granted, and opens, locks and accesses that were refused.
+    pub(super) locks_granted: u64,
+    pub(super) refusals: u64,
     /// Requests to the device have failed, or still do.
     pub(super) device_fails: bool,
     /// When the first operation ended because metadata could not be stored. None changes anything
@@ -222,6 +278,7 @@ impl Model {
         self.pending.clear();
         self.in_doubt.clear();
         self.opens.clear();
+        self.holdings.clear();
         self.names_changed.clear();
     }
 
@@ -353,6 +410,8 @@ impl Model {
             concurrent,
             expected,
             view,
+            uses: Vec::new(),
+            seen: BTreeMap::new(),
         };
         self.pending.insert(id, pending);
     }
@@ -536,6 +595,8 @@ impl Model {
     pub(super) fn server_killed(&mut self) {
         self.stamp += 1;
         (self.device_fails, self.metadata_failed) = (false, None);
+        self.opens.retain(|_, open| !open.is_closing);
+        self.holdings_killed();
         let ids: Vec<OperationId> = self.pending.keys().copied().collect();
         self.doubt(&ids);
         self.apply_doubted_contents();
@@ -548,9 +609,7 @@ impl Model {
             // It goes back if changes were lost; the next one has a number of its own.
             object.change_seen = None;
         }
-        self.opens.retain(|_, open| !open.is_closing);
-        for ((client, object), open) in &mut self.opens {
-            open.is_lost = true;
+        for (client, object) in self.opens.keys() {
             self.objects[*object].may_be_open.insert(*client);
         }
         self.former_verifiers.extend(self.verifier.take());
@@ -562,6 +621,7 @@ impl Model {
         for object in &mut self.objects {
             object.may_be_open.remove(&client);
         }
+        self.change_all_holdings(|it| it.is_lost(client));
     }
 
     /// Objects that are not removed.

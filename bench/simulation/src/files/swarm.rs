@@ -77,6 +77,8 @@ pub struct FileSwarm {
     pub write_bytes_max: u64,
     /// The largest usual size of a file in bytes.
     pub file_bytes_max: u64,
+    /// How often an OPEN denies something to others, per thousand.
+    pub denial_permille: u32,
 }
 
 impl FileSwarm {
@@ -152,6 +154,7 @@ impl FileSwarm {
             faults,
             write_bytes_max: random.pick(&[600, 9000, 70_000]),
             file_bytes_max: random.pick(&[9000, 40_000, 200_000]),
+            denial_permille: random.pick(&[0, 0, 150, 400]),
         }
     }
 }

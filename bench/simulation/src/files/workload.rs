@@ -1,9 +1,12 @@
 //! Which action a client takes next.
 
+use files_spec::operations::share;
 use files_spec::types::Stable;
 
 use super::action::Action;
-use super::model::{Model, Object, ObjectId, ROOT};
+use super::holdings::{Modes, PARTS, Parts};
+use super::model::{LockState, Model, Object, ObjectId, ROOT};
+use super::sharing::Wanted;
 use super::swarm::FileSwarm;
 use crate::random::Random;
 
@@ -16,6 +19,8 @@ const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 /// Offset of writes that make a sparse file in bytes.
 const FAR: u64 = 1 << 40;
 const BLOCK: u64 = 4096;
+/// Owners of locks that a client has for each file.
+const LOCK_OWNERS: u64 = 2;
 
 fn name(random: &mut Random) -> String {
     match random.permille(60) {
@@ -73,10 +78,11 @@ pub(super) fn draw(
     random: &mut Random,
 ) -> Option<Action> {
     let action = match random.below(100) {
-        0..=39 => data(model, swarm, random)?,
-        40..=79 => names(model, random)?,
-        80..=87 => attributes(model, random)?,
-        88..=97 => opens(model, client, random)?,
+        0..=35 => data(model, swarm, random)?,
+        36..=69 => names(model, random)?,
+        70..=76 => attributes(model, random)?,
+        77..=88 => opens(model, client, swarm, random)?,
+        89..=97 => locks(model, client, random)?,
         _ => Action::Renew,
     };
     let claims = action.claims(model);
@@ -218,17 +224,114 @@ fn attributes(model: &Model, random: &mut Random) -> Option<Action> {
     })
 }
 
-fn opens(model: &Model, client: usize, random: &mut Random) -> Option<Action> {
-    let object = any(model, random, |it| it.file().is_some())?;
+/// A file that is open more often than not, so that share modes and locks meet.
+fn shared_file(model: &Model, random: &mut Random) -> Option<ObjectId> {
+    let open: Vec<ObjectId> = model.opens.keys().map(|it| it.1).collect();
+    match !open.is_empty() && random.permille(600) {
+        true => Some(random.pick(&open)),
+        false => any(model, random, |it| it.file().is_some()),
+    }
+}
+
+fn modes(swarm: &FileSwarm, random: &mut Random) -> Modes {
+    let deny = match random.permille(swarm.denial_permille) {
+        true => random.pick(&[share::DENY_READ, share::DENY_WRITE, share::DENY_BOTH]),
+        false => share::DENY_NONE,
+    };
+    Modes {
+        access: random.pick(&[Modes::BOTH.access, share::ACCESS_READ, share::ACCESS_WRITE]),
+        deny,
+    }
+}
+
+fn opens(model: &Model, client: usize, swarm: &FileSwarm, random: &mut Random) -> Option<Action> {
+    let object = shared_file(model, random)?;
     let mut pending = model.pending.values();
     let is_used = pending.any(|it| {
         let clones = matches!(it.action, Action::Clone { from, .. } if from == object);
         it.client == client && (it.action.object() == Some(object) || clones)
     });
-    match model.opens.get(&(client, object)) {
-        // Its state identifier must not be in use.
-        Some(open) if !is_used && !open.is_closing => Some(Action::Close { object }),
-        None if !is_used => Some(Action::Open { object }),
-        _ => None,
+    // Its state identifier must not be in use.
+    if is_used {
+        return None;
     }
+    let modes = modes(swarm, random);
+    let Some(open) = model.opens.get(&(client, object)) else {
+        return Some(Action::Open { object, modes });
+    };
+    if open.is_closing {
+        return None;
+    }
+    let has_locks = open.locks.values().any(LockState::has_any);
+    Some(match random.below(8) {
+        0..=1 => Action::Open { object, modes },
+        // Clients release locks before they give up the access that these need.
+        2..=3 if !has_locks => Action::Downgrade {
+            object,
+            modes: match random.permille(800) {
+                true => random.pick(&open.asked),
+                false => modes,
+            },
+        },
+        _ => Action::Close { object },
+    })
+}
+
+fn locks(model: &Model, client: usize, random: &mut Random) -> Option<Action> {
+    let open = model.opens.keys().filter(|it| it.0 == client);
+    let open: Vec<ObjectId> = open.map(|it| it.1).collect();
+    let wanted = Wanted {
+        object: match open.is_empty() {
+            true => shared_file(model, random)?,
+            false => random.pick(&open),
+        },
+        owner: random.below(LOCK_OWNERS) as u8,
+        parts: match random.permille(150) {
+            true => Parts::ALL,
+            false => {
+                let part = |random: &mut Random| random.below(PARTS as u64) as usize;
+                Parts::between(part(random), part(random))
+            }
+        },
+        is_exclusive: random.coin(),
+    };
+    let drawn = random.below(10);
+    if drawn >= 8 {
+        return Some(Action::TestLock { wanted });
+    }
+    // An owner has one request at a time, as its state identifier changes.
+    let (object, owner) = (wanted.object, wanted.owner);
+    let is_waiting = model.pending.values().any(|it| {
+        let waiting = match it.action {
+            Action::Lock { wanted, .. } => Some((wanted.object, wanted.owner)),
+            Action::Unlock { object, owner, .. } => Some((object, owner)),
+            _ => None,
+        };
+        it.client == client && waiting == Some((object, owner))
+    });
+    let open = model.usable_open(client, object)?;
+    if is_waiting {
+        return None;
+    }
+    let has_state = open
+        .locks
+        .get(&owner)
+        .is_some_and(|it| it.stateid.is_some());
+    Some(match drawn {
+        0..=1 if has_state => Action::Unlock {
+            object,
+            owner,
+            parts: wanted.parts,
+        },
+        2 if has_state => Action::Unlock {
+            object,
+            owner,
+            parts: Parts::ALL,
+        },
+        _ => Action::Lock {
+            wanted,
+            tries: random.pick(&[0, 0, 3]),
+            is_reclaim: false,
+        },
+    })
 }

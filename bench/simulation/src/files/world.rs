@@ -44,17 +44,23 @@ const IDLE_STEPS_MAX: u32 = 9;
 const FIRST_OF_AUDITOR: OperationId = 1 << 63;
 
 /// How far a client is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 enum Stage {
     /// It has no session.
     New,
-    /// It reclaims these files, and has sent the request for the last one.
-    Reclaiming(Vec<ObjectId>),
+    /// It reclaims its opens and locks, the last first.
+    Reclaiming(Vec<Action>),
     /// It says that it has reclaimed everything.
     Completing,
     Ready,
     /// It finds out whether the server knows its session.
     Probing,
+}
+
+impl Stage {
+    fn is_ready(&self) -> bool {
+        matches!(self, Self::Ready)
+    }
 }
 
 struct ClientSide {
@@ -172,6 +178,8 @@ impl FileWorld {
                 kills: self.kills,
                 failures: self.failures,
                 read_only: self.read_only,
+                locks_granted: self.model.locks_granted,
+                refusals: self.model.refusals,
             },
             time: self.now(),
             ..Figures::default()
@@ -323,6 +331,7 @@ impl FileWorld {
         self.model.doubt(&others);
         // Its files stay open until its next session begins.
         self.model.opens.retain(|(it, _), _| *it != client);
+        self.model.change_all_holdings(|it| it.may_be_lost(client));
     }
 
     /// Kills the server. It starts again soon.
@@ -375,7 +384,7 @@ impl FileWorld {
         }
         self.server_starts_at = None;
         for side in &mut self.clients {
-            if side.stage == Stage::Ready {
+            if side.stage.is_ready() {
                 (side.stage, side.continues) = (Stage::Probing, true);
             }
         }
@@ -385,7 +394,7 @@ impl FileWorld {
     /// The clients that can begin an operation.
     fn ready(&self) -> Vec<usize> {
         let sides = self.clients.iter().enumerate();
-        let ready = sides.filter(|(_, it)| it.stage == Stage::Ready && it.session.is_free());
+        let ready = sides.filter(|(_, it)| it.stage.is_ready() && it.session.is_free());
         ready.map(|(client, _)| client).collect()
     }
 
@@ -415,7 +424,7 @@ impl FileWorld {
         let id = self.model.next_operation();
         self.note(format_args!("client {client} begins {id}: {action:?}"));
         match action {
-            Action::Open { object } => {
+            Action::Open { object, .. } => {
                 self.model.objects[object].may_be_open.insert(client);
             }
             Action::Close { object } => {
@@ -432,6 +441,7 @@ impl FileWorld {
 
     fn send(&mut self, client: usize, id: OperationId) {
         let now = self.now();
+        self.model.begin_sharing(id);
         let side = &mut self.clients[client];
         if let Some(pending) = self.model.pending.get(&id) {
             let action = &pending.action;
@@ -559,7 +569,7 @@ impl FileWorld {
                         self.clients[client].again.push((at, id));
                     }
                     Verdict::Doubtful => self.must_audit = true,
-                    Verdict::Ended if self.clients[client].stage != Stage::Ready => {
+                    Verdict::Ended if !self.clients[client].stage.is_ready() => {
                         self.clients[client].continues = true;
                     }
                     Verdict::Ended => {}
@@ -571,11 +581,7 @@ impl FileWorld {
 
     /// A client has a new session: it reclaims what it had before the server was killed.
     fn established(&mut self, client: usize) {
-        let opens = self.model.opens.iter();
-        let lost: Vec<ObjectId> = opens
-            .filter(|((it, _), open)| *it == client && open.is_lost)
-            .map(|((_, object), _)| *object)
-            .collect();
+        let lost = self.model.lost(client);
         if lost.is_empty() {
             self.model.drop_opens(client);
         }
@@ -588,8 +594,8 @@ impl FileWorld {
         side.continues = false;
         match &mut side.stage {
             Stage::New | Stage::Ready => {}
-            Stage::Reclaiming(objects) => match objects.pop() {
-                Some(object) => self.begin(client, Action::Reclaim { object }),
+            Stage::Reclaiming(lost) => match lost.pop() {
+                Some(action) => self.begin(client, action),
                 None => {
                     side.stage = Stage::Completing;
                     self.begin(client, Action::ReclaimComplete);
@@ -617,7 +623,7 @@ impl FileWorld {
         let latest = self.now() + PATIENCE;
         loop {
             let is_ready = |it: &ClientSide| {
-                it.stage == Stage::Ready && it.session.is_idle() && it.again.is_empty()
+                it.stage.is_ready() && it.session.is_idle() && it.again.is_empty()
             };
             let is_quiet = self.clients.iter().all(is_ready) && self.model.pending.is_empty();
             if is_quiet && self.server.is_running() && self.server.counts().1 == 0 {
