@@ -264,6 +264,7 @@ pub(crate) fn run(world: World, random: &mut impl Choices, requests: usize) -> u
     for owner in OWNERS {
         run.clients.push(Client::new(&mut run.world, owner));
     }
+    let mut owners = 0_u32;
     for _ in 0..requests {
         if random.has_ended() {
             break;
@@ -306,12 +307,9 @@ pub(crate) fn run(world: World, random: &mut impl Choices, requests: usize) -> u
         run.clients[client].sequence = match answer.status() {
             Status::OK => sender.sequence + 1,
             _ => {
-                // Another slot: a new session.
-                let owner = [
-                    client as u8,
-                    random.below(256) as u8,
-                    random.below(256) as u8,
-                ];
+                // Another slot: a new session, of a client with nothing to reclaim.
+                owners += 1;
+                let owner = u32::to_be_bytes(owners);
                 run.clients[client] = Client::new(&mut run.world, &owner);
                 run.clients[client].sequence
             }
