@@ -13,14 +13,16 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use appliance_config::{Backing, Config, FileListener, Name, Squash, Transport, Uuid, Volume};
+use appliance_config::{
+    Backing, ByteSize, Config, FileListener, Name, Share, Squash, Transport, Uuid, Volume,
+};
 use arc_swap::ArcSwap;
 use files_rdma::RdmaCounters;
 use files_server::{
-    ClientReport, Clients, Network, Now, Server, ServerCounters, ServerOptions, ShareCounters,
-    ShareNumber, VolumeIndex,
+    ClientReport, Clients, Network, Now, Part, PartOptions, Server, ServerCounters, ServerOptions,
+    ShareCounters, ShareNumber, VolumeIndex,
 };
-use files_store::{InodeId, ShareId, Time, VolatileOptions};
+use files_store::{Time, VolatileOptions};
 use files_tcp::{
     DeviceOfVolume, FileMessage, FilePoller, FileService, FileServiceOptions, RecordStore,
     ServiceCounters, Sockets, VolumeLevels, system_time,
@@ -53,6 +55,55 @@ enum FilesError {
         address: SocketAddr,
         source: std::io::Error,
     },
+    #[error(transparent)]
+    Part(#[from] PartError),
+}
+
+/// Why the directory of a share cannot be shared, or gets no quota.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PartError {
+    #[error(
+        "share {share}: volume {volume} has something else with the name {directory}: rename it, or \
+         write another `directory`"
+    )]
+    Taken {
+        share: Name,
+        volume: Name,
+        directory: Name,
+    },
+    #[error("share {share}: volume {volume}: {source}")]
+    Volume {
+        share: Name,
+        volume: Name,
+        source: files_store::Error,
+    },
+}
+
+impl PartError {
+    fn new(share: &Share, source: files_store::Error) -> Self {
+        let (name, volume) = (share.name.clone(), share.volume.clone());
+        match (&share.directory, source) {
+            (Some(directory), files_store::Error::Exists) => Self::Taken {
+                share: name,
+                volume,
+                directory: directory.clone(),
+            },
+            _ => Self::Volume {
+                share: name,
+                volume,
+                source,
+            },
+        }
+    }
+}
+
+/// Why shares were not changed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SetSharesError {
+    #[error(transparent)]
+    NoResponse(#[from] NoResponse),
+    #[error(transparent)]
+    Part(#[from] PartError),
 }
 
 /// What the reactor makes the service from.
@@ -75,8 +126,6 @@ pub(crate) struct Files {
     service: Arc<ServiceCounters>,
     rdma: Arc<RdmaCounters>,
     volumes: Vec<(Name, Arc<VolumeLevels>)>,
-    /// The root directory of each volume.
-    roots: Vec<InodeId>,
     shares: ArcSwap<SharesByName>,
     /// Taken once by the reactor. The control path only.
     parts: Mutex<Option<Parts>>,
@@ -136,8 +185,14 @@ impl Files {
             false => recorded_clients(state.file_clients(&config.appliance.name), cores),
         };
         let counters = Arc::<ServerCounters>::default();
-        let roots: Vec<_> = volumes.iter().map(files_store::Volume::root).collect();
-        let (shares, of_shares) = shares(&config.files, &roots, &SharesByName::new());
+        let time = system_time(Nanos::ZERO);
+        let mut parts = Vec::new();
+        for (share, options) in part_options(&config.files) {
+            let volume = &mut volumes[options.volume.0];
+            let part = options.prepare(volume, time);
+            parts.push(part.map_err(|source| PartError::new(share, source))?);
+        }
+        let (shares, of_shares) = shares(&config.files, &parts, &SharesByName::new());
         let server = ServerOptions {
             identity: clients.identity.as_bytes().to_vec(),
             instance: since.as_nanos() as u64,
@@ -171,7 +226,6 @@ impl Files {
             service: Arc::default(),
             rdma: Arc::default(),
             volumes: levels,
-            roots,
             shares: ArcSwap::from_pointee(of_shares),
             parts: Mutex::new(Some(parts)),
         })))
@@ -207,13 +261,17 @@ impl Files {
     /// Serves the shares of a configuration that has the same volumes.
     ///
     /// # Errors
-    /// [`NoResponse`].
+    /// [`SetSharesError`]; then all shares are as before, but for quotas that were set already.
     pub(crate) fn set_shares(
         &self,
         files: &appliance_config::Files,
         event_loop: &mut dyn EventLoop,
-    ) -> Result<(), NoResponse> {
-        let (shares, of_shares) = shares(files, &self.roots, &self.shares());
+    ) -> Result<(), SetSharesError> {
+        let (of_parts, parts): (Vec<_>, Vec<_>) = part_options(files).unzip();
+        let message = |reply| FileMessage::PrepareParts { parts, reply };
+        let prepared = self.messages.ask(REACTOR, event_loop, message)?;
+        let parts = prepared.map_err(|(index, error)| PartError::new(of_parts[index], error))?;
+        let (shares, of_shares) = shares(files, &parts, &self.shares());
         let message = |reply| FileMessage::SetShares { shares, reply };
         self.messages.ask(REACTOR, event_loop, message)?;
         self.shares.store(Arc::new(of_shares));
@@ -396,7 +454,7 @@ fn share_numbers<'n>(names: impl Iterator<Item = &'n str>) -> Vec<u32> {
 }
 
 /// The clients that may use a share.
-fn clients(share: &appliance_config::Share) -> Clients {
+fn clients(share: &Share) -> Clients {
     if share.allow_any_client {
         return Clients::Any;
     }
@@ -410,29 +468,42 @@ fn clients(share: &appliance_config::Share) -> Clients {
 /// The counters of the shares.
 type SharesByName = Vec<(Name, Arc<ShareCounters>)>;
 
-/// The shares, each of a whole volume, with their counters. Those that were there `before` keep
-/// theirs.
+/// What each share is of its volume.
+fn part_options(files: &appliance_config::Files) -> impl Iterator<Item = (&Share, PartOptions)> {
+    files.shares.iter().filter_map(|share| {
+        let mut volumes = files.volumes.iter();
+        // A valid configuration names existing volumes.
+        let index = volumes.position(|volume| volume.name == share.volume)?;
+        let options = PartOptions {
+            volume: VolumeIndex(index),
+            directory: share.directory.as_ref().map(ToString::to_string),
+            files_max: share.max_files,
+            bytes_max: share.max_size.map(ByteSize::bytes),
+        };
+        Some((share, options))
+    })
+}
+
+/// The shares of these parts, with their counters. Those that were there `before` keep theirs.
 fn shares(
     files: &appliance_config::Files,
-    roots: &[InodeId],
+    parts: &[Part],
     before: &SharesByName,
 ) -> (Vec<files_server::Share>, SharesByName) {
     let names = files.shares.iter().map(|share| share.name.as_str());
     let numbers = share_numbers(names);
-    let shares = numbers.into_iter().zip(&files.shares);
     let counters = |name: &Name| {
         let known = before.iter().find(|(it, _)| it == name);
         known.map_or_else(Arc::default, |(_, it)| Arc::clone(it))
     };
-    let share = |(number, share): (u32, &appliance_config::Share)| {
-        let mut names = files.volumes.iter();
-        let index = names.position(|volume| volume.name == share.volume)?;
+    let shares = numbers.into_iter().zip(part_options(files)).zip(parts);
+    let share = |((number, (share, options)), part): ((u32, (&Share, PartOptions)), &Part)| {
         let served = files_server::Share {
             number: ShareNumber(number),
             name: share.name.to_string(),
-            volume: VolumeIndex(index),
-            directory: roots[index],
-            part: ShareId::default(),
+            volume: options.volume,
+            directory: part.directory,
+            part: part.part,
             is_read_only: share.read_only,
             clients: clients(share),
             squash: match share.squash {
@@ -443,8 +514,7 @@ fn shares(
             counters: counters(&share.name),
         };
         let of_share = (share.name.clone(), Arc::clone(&served.counters));
-        Some((served, of_share))
+        (served, of_share)
     };
-    // A valid configuration names existing volumes.
-    shares.filter_map(share).unzip()
+    shares.map(share).unzip()
 }

@@ -223,6 +223,15 @@ fn write_files(out: &mut String, config: &Config) -> fmt::Result {
                 describe_storage(device)
             )?;
         }
+        if let Some(directory) = &share.directory {
+            writeln!(out, "  directory {directory}")?;
+        }
+        if let Some(size) = share.max_size {
+            writeln!(out, "  at most {size} of data")?;
+        }
+        if let Some(files) = share.max_files {
+            writeln!(out, "  at most {files} files")?;
+        }
         for listener in &config.files.listeners {
             match listener.transport {
                 Transport::Tcp => writeln!(out, "  nfs {}", listener.address)?,

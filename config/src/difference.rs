@@ -8,7 +8,7 @@ mod apply_step;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::files::Share;
+use crate::files::{Files, Share};
 use crate::model::{
     Access, AnaEntry, Backing, Config, Device, DriveNamespace, Export, HostAuthentication, Key,
     Listener, Mask, MaskedAccess, Namespace, RateLimit, RateScope,
@@ -178,7 +178,7 @@ pub enum Step {
         changed: Vec<Name>,
         /// Those that end.
         removed: Vec<Name>,
-        /// Whether clients may lose something: a share ends, gets another volume or other clients.
+        /// Whether clients may lose something: a share ends, gets other files or other clients.
         revokes: bool,
     },
     /// Changes the deadline of the next shutdown.
@@ -863,8 +863,8 @@ fn change_of_shares(running: &[Share], wanted: &[Share]) -> Option<Step> {
         match same(running, share) {
             None => added.push(share.name.clone()),
             Some(before) if before != *share => {
-                let has_same = |it: &Share| (it.volume.clone(), it.clients.clone());
-                revokes |= has_same(&before) != has_same(share);
+                revokes |= !Files::have_same_files(&before, share);
+                revokes |= before.clients != share.clients;
                 revokes |= before.allow_any_client != share.allow_any_client;
                 changed.push(share.name.clone());
             }

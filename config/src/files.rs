@@ -2,8 +2,8 @@
 
 use uuid::Uuid;
 
-use crate::kind::{Boolean, Maybe, Networks, Size, Unit, Word, Words};
-use crate::limits::{MEMORY_MAX, VOLUME_MEMORY_MIN};
+use crate::kind::{Boolean, Count, Maybe, Networks, Size, Unit, Word, Words};
+use crate::limits::{MEMORY_MAX, QUOTA_FILES_MAX, QUOTA_SIZE_MIN, VOLUME_MEMORY_MIN};
 use crate::model::{ADDRESS, NAME, Transport, UUID, words};
 use crate::table::table;
 use crate::value::{ByteSize, ListenAddress, Name, Network};
@@ -47,7 +47,7 @@ words! {
 }
 
 table! {
-    /// A volume as clients see it: the directory `/NAME` of the server.
+    /// A volume or a directory of it as clients see it: the directory `/NAME` of the server.
     pub struct Share {
         /// Its name.
         name: Name = NAME,
@@ -55,6 +55,23 @@ table! {
         /// Its volume.
         volume: Name = NAME,
             like "\"scratch\"";
+        /// The directory at the top of the volume that it is. It is made if it does not exist, and stays
+        /// when the share ends. Without this key, the share is the whole volume but for such directories.
+        directory: Option<Name> = Maybe(NAME),
+            absent None
+            => "the whole volume",
+            like "\"team-a\"";
+        /// Most data of its files, in whole blocks of 4KiB. Writes that need more fail (`EDQUOT`), and
+        /// `df` shows this size. Lower than what is there, it keeps that.
+        max_size: Option<ByteSize> = Maybe(Size(QUOTA_SIZE_MIN..=MEMORY_MAX, Unit::Byte)),
+            absent None
+            => "the size of the volume",
+            like "\"200GiB\"";
+        /// Most files, directories and other objects in it.
+        max_files: Option<u64> = Maybe(Count(1..=QUOTA_FILES_MAX)),
+            absent None
+            => "what the volume has memory for",
+            like "1000000";
         /// The addresses of the clients that may use it. For others it does not exist. A client
         /// states its users itself, so that its address alone protects the files.
         clients: Vec<Network> = Networks,
@@ -113,6 +130,11 @@ impl Files {
     pub(crate) fn serves_all_but_shares(&self, other: &Self) -> bool {
         let (volumes, listeners) = (&other.volumes, &other.listeners);
         !self.listeners.is_empty() && self.volumes == *volumes && self.listeners == *listeners
+    }
+
+    /// Whether two shares have the same files.
+    pub(crate) fn have_same_files(one: &Share, other: &Share) -> bool {
+        (&one.volume, &one.directory) == (&other.volume, &other.directory)
     }
 
     /// Whether a device belongs to a volume.

@@ -46,6 +46,10 @@ pub const FILE_LISTENERS_MAX: usize = 8;
 pub const CLIENT_NETWORKS_MAX: usize = 64;
 /// Least memory for the metadata of a volume.
 pub const VOLUME_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
+/// Smallest quota of a share: one block.
+pub const QUOTA_SIZE_MIN: ByteSize = ByteSize::from_kib(4);
+/// Largest quota of files: more than any memory has room for.
+pub const QUOTA_FILES_MAX: u64 = 1_000_000_000_000;
 
 /// Most rate limits of one appliance.
 pub const RATE_LIMITS_MAX: usize = 1024;

@@ -754,6 +754,32 @@ fn invalid_file_exports_are_reported() {
             "volume `x` does not exist",
         ),
         (
+            "volume = \"scratch\"",
+            "volume = \"scratch\"\ndirectory = \"..\"",
+            "directory",
+        ),
+        (
+            "volume = \"scratch\"",
+            "volume = \"scratch\"\ndirectory = \"a/b\"",
+            "directory",
+        ),
+        (
+            "volume = \"scratch\"",
+            "volume = \"scratch\"\nmax_size = \"4095B\"",
+            "less than the minimum, 4KiB",
+        ),
+        (
+            "volume = \"scratch\"",
+            "volume = \"scratch\"\nmax_files = 0",
+            "takes 1 to",
+        ),
+        (
+            "[[share]]",
+            "[[share]]\nname = \"b\"\nvolume = \"scratch\"\nallow_any_client = true\nmax_files = 7\n\
+             [[share]]",
+            "share `b` has the same files with other quotas",
+        ),
+        (
             "allow_any_client = true",
             "allow_any_client = false",
             "no client may use this share",

@@ -140,6 +140,10 @@ pub(crate) const SHARES: &[&[Column]] = &[&[
     name("SHARE"),
     name("VOLUME"),
     name("ACCESS"),
+    number("USED"),
+    number("QUOTA %"),
+    number("FILES"),
+    number("FILES %"),
     number("READ/S"),
     number("READ"),
     number("WRITE/S"),
@@ -438,7 +442,7 @@ fn share_of(used: u64, whole: u64) -> Cell {
     })
 }
 
-/// The shares, with what moves.
+/// The shares, with their use, quotas, and what moves.
 pub(crate) fn shares(delta: &StatusDelta) -> Table {
     let mut table = table(SHARES);
     for share in delta.now.files.iter().flat_map(|it| &it.shares) {
@@ -448,14 +452,25 @@ pub(crate) fn shares(delta: &StatusDelta) -> Table {
         };
         let rate = |value| Cell::number(value, quantity::rate(value));
         let bytes = |value| Cell::number(value, quantity::byte_rate(value));
+        let of_quota = |used: u64, quota: u64| {
+            Cell::known((quota > 0).then_some(quota), |quota| share_of(used, quota))
+        };
+        let files = match &share.directory {
+            Some(directory) => format!("{}/{directory}", share.volume),
+            None => share.volume.clone(),
+        };
         table.push(vec![
             Cell::text(&*share.name),
-            Cell::text(&*share.volume),
+            Cell::text(files),
             Cell::text(if share.read_only {
                 "reads"
             } else {
                 "reads, writes"
             }),
+            size(share.bytes_used),
+            of_quota(share.bytes_used, share.bytes_used_max),
+            count(share.files),
+            of_quota(share.files, share.files_max),
             rate(of(|it| it.reads)),
             bytes(of(|it| it.bytes_read)),
             rate(of(|it| it.writes)),

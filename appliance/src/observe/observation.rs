@@ -150,12 +150,14 @@ pub(crate) struct VolumeSample {
     pub(crate) has_failed: bool,
 }
 
-/// The counters of a share.
+/// The counters and levels of a share.
 pub(crate) struct ShareSample {
     pub(crate) reads: u64,
     pub(crate) bytes_read: u64,
     pub(crate) writes: u64,
     pub(crate) bytes_written: u64,
+    pub(crate) inodes: u64,
+    pub(crate) bytes_used: u64,
 }
 
 /// The counters of the arena.
@@ -366,6 +368,8 @@ fn files(files: &Files) -> FilesSample {
             bytes_read: counters.bytes_read.get(),
             writes: counters.writes.get(),
             bytes_written: counters.bytes_written.get(),
+            inodes: counters.inodes.get(),
+            bytes_used: counters.bytes_used.get(),
         };
         (name.clone(), sample)
     };

@@ -78,10 +78,13 @@ impl Reconciler {
                 Ok(Vec::new())
             }
             Step::ChangeShares { .. } => {
+                let before = self.config.clone();
                 self.change(step)?;
-                if let Some(files) = &self.files {
-                    let served = files.set_shares(&self.config.files, event_loop);
-                    served.map_err(|error| error.to_string())?;
+                if let Some(files) = &self.files
+                    && let Err(error) = files.set_shares(&self.config.files, event_loop)
+                {
+                    self.config = before;
+                    return Err(error.to_string());
                 }
                 Ok(Vec::new())
             }

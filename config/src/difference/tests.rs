@@ -485,6 +485,9 @@ fn generated_files() -> Files {
     let share = |name: &str| Share {
         name: name.parse().unwrap(),
         volume: "files".parse().unwrap(),
+        directory: None,
+        max_size: None,
+        max_files: None,
         clients: Vec::new(),
         allow_any_client: true,
         read_only: false,
@@ -533,6 +536,17 @@ fn shares_change_without_a_restart() {
     }
     assert_eq!(now, wanted);
     assert_eq!(wanted.without_restarts(&running).files, wanted.files);
+    // Quotas cut nothing off.
+    let mut limited = running.clone();
+    for share in &mut limited.files.shares {
+        share.max_files = Some(5);
+    }
+    let steps = effects(&running, &limited);
+    assert!(matches!(&steps[..], [(Effect::Live, _)]), "{steps:?}");
+    let mut elsewhere = running.clone();
+    elsewhere.files.shares[0].directory = Some("team".parse().unwrap());
+    let steps = effects(&running, &elsewhere);
+    assert!(matches!(&steps[..], [(Effect::Drain, _)]), "{steps:?}");
     // Clients that may not use a share any more lose what they have of it.
     let mut restricted = running.clone();
     restricted.files.shares[0].allow_any_client = false;

@@ -26,7 +26,7 @@ pub(crate) struct VolumeDraft {
 pub(crate) struct ShareDraft {
     pub(crate) name: NameDraft,
     pub(crate) volume: Option<Located<String>>,
-    share: Option<Share>,
+    pub(crate) share: Option<Share>,
 }
 
 /// A file listener, as far as it is readable.

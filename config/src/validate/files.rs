@@ -1,6 +1,7 @@
 //! The rules of volumes, shares and file listeners.
 
 use super::{Draft, Lines, Names, report_duplicate_values};
+use crate::files::{Files, Share};
 use crate::model::Transport;
 use crate::parse::{DeviceDraft, DeviceType};
 use crate::problem::{Finding, Findings, ProblemKind};
@@ -25,9 +26,37 @@ pub(super) fn validate(
         volume_names.check(volume, findings);
     }
     devices(draft, lines, findings);
+    quotas(draft, findings);
     let names: Vec<_> = files.listeners.iter().map(|it| &it.name).collect();
     Names::collect(&names, "file_listener", lines, findings);
     addresses(draft, findings);
+}
+
+/// Shares with the same files have the same quotas.
+fn quotas(draft: &Draft, findings: &mut Findings) {
+    let shares = draft.files.shares.iter();
+    let shares: Vec<_> = shares
+        .filter_map(|it| Some((it.name.text.as_ref()?, it.share.as_ref()?)))
+        .collect();
+    for (index, (name, share)) in shares.iter().enumerate() {
+        let quota = |share: &Share| (share.max_size, share.max_files);
+        let mut before = shares[..index].iter();
+        let differing = before.find(|(_, other)| {
+            Files::have_same_files(share, other) && quota(share) != quota(other)
+        });
+        if let Some((other, _)) = differing {
+            findings.add(|| Finding {
+                hint: Some("write the same `max_size` and `max_files` at both".to_owned()),
+                ..name.finding(
+                    ProblemKind::Conflict,
+                    format!(
+                        "share `{}` has the same files with other quotas",
+                        other.value
+                    ),
+                )
+            });
+        }
+    }
 }
 
 /// A volume has a device of type `memory` or `file` for itself.

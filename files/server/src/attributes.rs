@@ -6,7 +6,7 @@ use files_spec::types::{DeviceNumber, FileSystemId, FileType, SetTime, Time};
 use files_spec::xdr::{Opaque, Text};
 use files_spec::{Bitmap, Status};
 use files_store::limits::{BLOCK_BYTES, FILE_BYTES_MAX, LINKS_MAX};
-use files_store::{Kind, SetAttributes, VolumeUse};
+use files_store::{Kind, SetAttributes, ShareUse, VolumeUse};
 
 use crate::limits::LEASE_MS;
 use crate::place::{HandleBytes, Place, Share};
@@ -24,9 +24,6 @@ const UNSUPPORTED: Bitmap = Bitmap::of(&[
     number::HIDDEN,
     number::SYSTEM,
     number::TIME_BACKUP,
-    number::QUOTA_AVAIL_HARD,
-    number::QUOTA_AVAIL_SOFT,
-    number::QUOTA_USED,
     number::FS_CHARSET_CAP,
     number::SPACE_FREED,
 ]);
@@ -141,14 +138,46 @@ mod change_type {
     pub(super) const UNDEFINED: u32 = 4;
 }
 
+/// Space and objects of a file system: those of its volume, within the quotas of its share.
+#[derive(Clone, Copy, Debug, Default)]
+struct Room {
+    /// Bytes for data, used ones included.
+    total: u64,
+    /// Bytes that can be allocated.
+    free: u64,
+    /// Bytes that are allocated.
+    used: u64,
+    /// Objects.
+    files: u64,
+    /// Objects that can be created.
+    files_free: u64,
+}
+
+impl Room {
+    fn of(volume: VolumeUse, share: ShareUse) -> Self {
+        // An estimate: what a small file takes of the memory for metadata.
+        const FILE_MEMORY_BYTES: u64 = 1024;
+        let memory = volume.memory_bytes_max.saturating_sub(volume.memory_bytes);
+        let (used, quota) = (
+            share.blocks * BLOCK_BYTES,
+            share.blocks_max.saturating_mul(BLOCK_BYTES),
+        );
+        let files_free = share.inodes_max.saturating_sub(share.inodes);
+        Self {
+            total: volume.data_bytes.min(quota),
+            free: volume.free_bytes.min(quota.saturating_sub(used)),
+            used,
+            files: match share.inodes_max {
+                u64::MAX => volume.inodes,
+                _ => share.inodes,
+            },
+            files_free: files_free.min(memory / FILE_MEMORY_BYTES),
+        }
+    }
+}
+
 /// Attributes of a file system.
-fn of_file_system<'t>(usage: Option<VolumeUse>, minor_version: u32) -> Attributes<'t> {
-    let (total, free) = usage.map_or((0, 0), |it| (it.data_bytes, it.free_bytes));
-    // An estimate: what a small file takes of the memory for metadata.
-    const FILE_MEMORY_BYTES: u64 = 1024;
-    let objects = usage.map_or(0, |it| it.inodes);
-    let room = usage.map_or(0, |it| it.memory_bytes_max.saturating_sub(it.memory_bytes));
-    let files_free = room / FILE_MEMORY_BYTES;
+fn of_file_system<'t>(room: Room, minor_version: u32) -> Attributes<'t> {
     Attributes {
         supported_attrs: Some(supported(minor_version)),
         fh_expire_type: Some(0),
@@ -163,9 +192,9 @@ fn of_file_system<'t>(usage: Option<VolumeUse>, minor_version: u32) -> Attribute
         case_insensitive: Some(false),
         case_preserving: Some(true),
         chown_restricted: Some(true),
-        files_avail: Some(files_free),
-        files_free: Some(files_free),
-        files_total: Some(objects + files_free),
+        files_avail: Some(room.files_free),
+        files_free: Some(room.files_free),
+        files_total: Some(room.files + room.files_free),
         homogeneous: Some(true),
         maxfilesize: Some(FILE_BYTES_MAX),
         maxlink: Some(LINKS_MAX),
@@ -173,9 +202,12 @@ fn of_file_system<'t>(usage: Option<VolumeUse>, minor_version: u32) -> Attribute
         maxread: Some(PAYLOAD_BYTES_MAX as u64),
         maxwrite: Some(PAYLOAD_BYTES_MAX as u64),
         no_trunc: Some(true),
-        space_avail: Some(free),
-        space_free: Some(free),
-        space_total: Some(total),
+        quota_avail_hard: Some(room.free),
+        quota_avail_soft: Some(room.free),
+        quota_used: Some(room.used),
+        space_avail: Some(room.free),
+        space_free: Some(room.free),
+        space_total: Some(room.total),
         time_delta: Some(Time {
             seconds: 0,
             nseconds: 1,
@@ -284,7 +316,7 @@ impl Server {
             time_modify: Some(shared),
             mounted_on_fileid: Some(ROOT_NUMBER),
             change_attr_type: Some(change_type::MONOTONIC_INCR),
-            ..of_file_system(None, minor_version)
+            ..of_file_system(Room::default(), minor_version)
         }
     }
 
@@ -327,7 +359,10 @@ impl Server {
                 // the attribute goes back.
                 false => change_type::UNDEFINED,
             }),
-            ..of_file_system(Some(volume.usage()), minor_version)
+            ..of_file_system(
+                Room::of(volume.usage(), volume.share_use(share.part)),
+                minor_version,
+            )
         })
     }
 }

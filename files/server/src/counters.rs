@@ -77,7 +77,8 @@ impl ServerCounters {
     }
 }
 
-/// What is counted of one share.
+/// What is counted of one share. Levels are those of the last [`crate::Server::tick`], and those of
+/// its part of the volume, which it can have in common with other shares.
 #[derive(Debug, Default)]
 pub struct ShareCounters {
     /// READs that succeeded.
@@ -88,4 +89,8 @@ pub struct ShareCounters {
     pub writes: Counter,
     /// Bytes that they took.
     pub bytes_written: Counter,
+    /// Level: objects.
+    pub inodes: Counter,
+    /// Level: bytes of allocated blocks.
+    pub bytes_used: Counter,
 }

@@ -29,7 +29,7 @@ mod user;
 
 pub use counters::{OperationCounters, ServerCounters, ShareCounters};
 pub use execution::{Execution, Resumption, Step};
-pub use place::{Clients, Network, Share, ShareNumber, VolumeIndex};
+pub use place::{Clients, Network, Part, PartOptions, Share, ShareNumber, VolumeIndex};
 pub use report::ClientReport;
 pub use server::{Now, Record, Server, ServerOptions};
 pub use user::{NOBODY, Squash};

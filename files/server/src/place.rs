@@ -7,7 +7,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use files_spec::Status;
-use files_store::{Handle, InodeId, ShareId, Volume};
+use files_store::limits::BLOCK_BYTES;
+use files_store::{Error, Handle, InodeId, ShareId, Time, Volume};
 
 use crate::counters::ShareCounters;
 use crate::user::Squash;
@@ -74,6 +75,46 @@ pub struct Share {
     pub clients: Clients,
     /// What is counted of it.
     pub counters: Arc<ShareCounters>,
+}
+
+/// A part of a volume to share: the volume's own directory, or one within it, with its quotas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartOptions {
+    /// The volume.
+    pub volume: VolumeIndex,
+    /// The name of a directory of the volume's root, which is made if it does not exist.
+    pub directory: Option<String>,
+    /// Most files and other objects in the directory.
+    pub files_max: Option<u64>,
+    /// Most bytes of their data, of which whole blocks of 4 KiB count.
+    pub bytes_max: Option<u64>,
+}
+
+/// A part of a volume that can be shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its directory.
+    pub directory: InodeId,
+    /// Its number.
+    pub part: ShareId,
+}
+
+impl PartOptions {
+    /// Makes the directory if needed, and sets the quotas.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if something else has the name, or why the volume cannot be changed.
+    pub fn prepare(&self, volume: &mut Volume, now: Time) -> Result<Part, Error> {
+        let (directory, part) = match &self.directory {
+            Some(name) => volume.part(name.as_bytes(), now)?,
+            None => (volume.root(), ShareId::default()),
+        };
+        // The directory itself is an object, too.
+        let inodes_max = self.files_max.map_or(u64::MAX, |it| it.saturating_add(1));
+        let blocks_max = self.bytes_max.map_or(u64::MAX, |it| it / BLOCK_BYTES);
+        volume.set_quota(part, inodes_max, blocks_max)?;
+        Ok(Part { directory, part })
+    }
 }
 
 impl Share {

@@ -3,9 +3,12 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use crate::place::{Clients, Share};
+use files_store::Error;
+use files_store::limits::BLOCK_BYTES;
+
+use crate::place::{Clients, Part, PartOptions, Share};
 use crate::server::{Now, Server};
-use crate::states::StateKind;
+use crate::states::{FileId, StateKind};
 use crate::table::Key;
 
 /// A client as an operator sees it.
@@ -71,9 +74,26 @@ impl Server {
         true
     }
 
+    /// Makes directories for shares, and sets their quotas, which apply at once.
+    ///
+    /// # Errors
+    /// The index of the first one that cannot be made, and why. Those before it are made.
+    pub fn prepare_parts(
+        &mut self,
+        parts: &[PartOptions],
+        now: &Now,
+    ) -> Result<Vec<Part>, (usize, Error)> {
+        let prepared = parts.iter().enumerate().map(|(index, part)| {
+            let volume = &mut self.volumes[part.volume.0];
+            part.prepare(volume, now.time)
+                .map_err(|error| (index, error))
+        });
+        prepared.collect()
+    }
+
     /// Replaces the shares. Those with the same number stay what clients have as a handle. Others
-    /// end: their handles are stale, and what clients have open on a volume that no share has any more
-    /// is closed. Requests that have begun are completed.
+    /// end: their handles are stale, and what clients have open in a part of a volume that no share has
+    /// any more is closed. Requests that have begun are completed.
     ///
     /// # Panics
     /// Panics if a share refers to no volume.
@@ -93,16 +113,18 @@ impl Server {
                 None => self.shares.push(share),
             }
         }
-        let is_shared = |volume| {
+        let is_shared = |(volume, inode): FileId| {
+            let part = self.volumes[volume.0].share(inode);
             let mut shares = self.shares.iter();
-            shares.any(|it| it.volume == volume && !it.name.is_empty())
+            shares.any(|it| it.volume == volume && Ok(it.part) == part && !it.name.is_empty())
         };
         let states = self.states.table.iter();
-        let ended = states.filter(|(_, state)| !is_shared(state.file.0));
+        let ended = states.filter(|(_, state)| !is_shared(state.file));
         let ended: Vec<Key> = ended.map(|(key, _)| key).collect();
         for key in ended {
             self.drop_state(key);
         }
+        self.set_levels();
     }
 
     /// Publishes the levels.
@@ -113,5 +135,10 @@ impl Server {
         counters.opens.set(self.states.open_count as u64);
         counters.locks.set(self.states.lock_count as u64);
         counters.grace.set(u64::from(self.grace.is_active()));
+        for share in &self.shares {
+            let used = self.volumes[share.volume.0].share_use(share.part);
+            share.counters.inodes.set(used.inodes);
+            share.counters.bytes_used.set(used.blocks * BLOCK_BYTES);
+        }
     }
 }

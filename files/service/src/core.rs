@@ -701,6 +701,12 @@ impl FileCore {
                     self.has_progress = true;
                     reply.send(is_evicted).is_ok()
                 }
+                FileMessage::PrepareParts { parts, reply } => {
+                    let time = self.time_now(now);
+                    let prepared = self.server.prepare_parts(&parts, &time);
+                    self.has_volume_requests = true;
+                    reply.send(prepared).is_ok()
+                }
                 FileMessage::SetShares { shares, reply } => {
                     let time = self.time_now(now);
                     self.server.set_shares(shares, &time);

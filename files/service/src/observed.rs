@@ -2,8 +2,8 @@
 
 use std::sync::mpsc::Sender;
 
-use files_server::{ClientReport, Share};
-use files_store::{Volume, VolumeUse};
+use files_server::{ClientReport, Part, PartOptions, Share};
+use files_store::{Error, Volume, VolumeUse};
 use reactors::Counter;
 
 /// What an operator asks the service for. A response is dropped if its receiver is gone.
@@ -20,6 +20,14 @@ pub enum FileMessage {
         number: u64,
         /// The receiver of the response: whether there was such a client.
         reply: Sender<bool>,
+    },
+    /// Make the directories of shares, and set their quotas.
+    PrepareParts {
+        /// The directories with their quotas.
+        parts: Vec<PartOptions>,
+        /// The receiver of the response: the parts, or the index of the first one that cannot be made,
+        /// and why.
+        reply: Sender<Result<Vec<Part>, (usize, Error)>>,
     },
     /// Replace the shares.
     SetShares {

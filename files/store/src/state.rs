@@ -23,6 +23,9 @@ pub struct ShareId(pub u32);
 /// The root directory.
 pub(crate) const ROOT: u64 = 1;
 
+/// Permissions of the root directory and of those of parts; user and group 0 own them.
+pub(crate) const ROOT_MODE: u32 = 0o755;
+
 /// Cookies of the first entry of a directory; lower ones have a meaning in protocols.
 const FIRST_COOKIE: u64 = 3;
 
@@ -298,7 +301,7 @@ impl State {
         };
         let root = Inode {
             generation: 0,
-            mode: 0o755,
+            mode: ROOT_MODE,
             uid: 0,
             gid: 0,
             links: 2,

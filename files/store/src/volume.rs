@@ -194,16 +194,21 @@ impl Volume {
         self.state.shares.get(&share.0).copied().unwrap_or_default()
     }
 
-    /// Sets the quotas of a share: objects and blocks of 4 KiB.
+    /// Sets the quotas of a share: objects and blocks of 4 KiB. What it has more than that, it keeps.
     ///
     /// # Errors
-    /// Returns [`Error::NoSpace`] if the volume has too many shares.
+    /// Returns [`Error::NoSpace`] if the volume has too many shares, and [`Error::Busy`] or
+    /// [`Error::Io`] if the change cannot be recorded.
     pub fn set_quota(
         &mut self,
         share: ShareId,
         inodes_max: u64,
         blocks_max: u64,
     ) -> Result<Ticket, Error> {
+        let now = self.share_use(share);
+        if (now.inodes_max, now.blocks_max) == (inodes_max, blocks_max) {
+            return Ok(self.commit());
+        }
         let is_known = self.state.shares.contains_key(&share.0);
         if !is_known && self.state.shares.len() >= SHARES_MAX {
             return Err(Error::NoSpace);

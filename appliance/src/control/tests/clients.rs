@@ -153,6 +153,9 @@ fn status_and_metrics_show_the_file_service() {
         "windlass_volume_inodes{volume=\"scratch\"} 2",
         "windlass_volume_read_only{volume=\"scratch\"} 0",
         "windlass_share_read_bytes_total{share=\"data\"} 5000",
+        "windlass_share_used_bytes{share=\"data\"} 8192",
+        "windlass_share_files{share=\"data\"} 1",
+        "windlass_share_quota_bytes{share=\"data\"} 0",
         "windlass_files_operations_total{operation=\"WRITE\"} 1",
     ] {
         assert!(text.contains(sample), "{sample} is not in\n{text}");

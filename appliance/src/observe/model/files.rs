@@ -1,6 +1,6 @@
 //! The JSON of the file service: what it serves, its clients, and the eviction of a client.
 
-use appliance_config::{FileListener, Share, Volume};
+use appliance_config::{ByteSize, FileListener, Share, Volume};
 use serde::{Deserialize, Serialize};
 
 use crate::observe::measured::measured;
@@ -136,6 +136,18 @@ measured! {
         volume: String = input.share.volume.to_string();
         /// Whether clients are kept from changing anything.
         read_only: bool = input.share.read_only;
+        /// The directory of the volume that it is; none if it is the whole volume.
+        directory: Option<String> = input.share.directory.as_ref().map(ToString::to_string);
+        /// Bytes of blocks of its files. Of a share of a whole volume, directories of other shares
+        /// do not count.
+        bytes_used: u64 = input.seen.map_or(0, |it| it.bytes_used), GaugeBytes "share_used";
+        /// Most bytes of its files, 0 without a quota.
+        bytes_used_max: u64 = input.share.max_size.map_or(0, ByteSize::bytes),
+            GaugeBytes "share_quota";
+        /// Files and other objects in a share.
+        files: u64 = input.seen.map_or(0, |it| it.inodes.saturating_sub(1)), Gauge "share_files";
+        /// Most files and other objects in a share, 0 without a quota.
+        files_max: u64 = input.share.max_files.unwrap_or(0), Gauge "share_files_quota";
         /// Successful READs in a share.
         reads: u64 = input.seen.map_or(0, |it| it.reads), Counter "share_reads";
         /// Bytes of successful READs in a share.

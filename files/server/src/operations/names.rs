@@ -397,6 +397,12 @@ impl Server {
         let (directory, before) = self.changeable(x, x.place()?)?;
         self.check_sticky(x, (directory, &before), name)?;
         x.check_room()?;
+        if let Ok(inode) = self
+            .volume(directory)
+            .lookup(directory.inode, name.as_bytes())
+        {
+            self.check_part(Object { inode, ..directory })?;
+        }
         let volume = self.volume_mut(directory);
         let ticket = volume.remove(directory.inode, name.as_bytes(), now.time)?;
         x.await_durable(self.share(directory).volume, ticket);

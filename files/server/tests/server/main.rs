@@ -12,6 +12,7 @@ mod names;
 mod opens;
 mod operator;
 mod overlap;
+mod quotas;
 mod random;
 mod sessions;
 mod version_2;

@@ -5,7 +5,7 @@ use crate::change::{Change, NewNode, SetAttributes, SetTime, StoredNode, Time};
 use crate::codec::Bytes;
 use crate::error::Error;
 use crate::limits::{FILE_BYTES_MAX, LINKS_MAX, NAME_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
-use crate::state::{InodeId, Node, ROOT, ShareId, cost};
+use crate::state::{InodeId, Node, ROOT, ROOT_MODE, ShareId, cost};
 
 /// An object to create.
 #[derive(Clone, Copy, Debug)]
@@ -181,6 +181,37 @@ impl Volume {
             .ok_or(Error::NoSpace)
     }
 
+    /// The part of the volume in the directory of the root with this name, which is created if it
+    /// does not exist.
+    ///
+    /// # Errors
+    /// Returns [`Error::Exists`] if the name is that of an object of the root's own part, or why it
+    /// cannot be created.
+    pub fn part(&mut self, name: &[u8], now: Time) -> Result<(InodeId, ShareId), Error> {
+        let root = self.root();
+        match self.lookup(root, name) {
+            Ok(inode) => {
+                let part = self.share(inode)?;
+                let is_part = part != self.share(root)?;
+                is_part.then_some((inode, part)).ok_or(Error::Exists)
+            }
+            Err(Error::NotFound) => {
+                let is_free = |part: &u32| !self.state.shares.contains_key(part);
+                let part = (1..).find(is_free).ok_or(Error::NoSpace)?;
+                let object = NewObject {
+                    node: NewNode::Directory,
+                    mode: ROOT_MODE,
+                    uid: 0,
+                    gid: 0,
+                    share: Some(ShareId(part)),
+                };
+                let created = self.create(root, name, &object, now)?;
+                Ok((created.inode, ShareId(part)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Adds a link to an object that is no directory.
     ///
     /// # Errors
@@ -215,9 +246,13 @@ impl Volume {
     /// Removes an entry: a link of an object, or an empty directory.
     ///
     /// # Errors
-    /// Returns why the entry cannot be removed; never for lack of space.
+    /// Returns why the entry cannot be removed; never for lack of space. The directory of a part is
+    /// never removed.
     pub fn remove(&mut self, directory: InodeId, name: &[u8], now: Time) -> Result<Ticket, Error> {
         let inode = self.lookup(directory, name)?;
+        if self.share(inode)? != self.share(directory)? {
+            return Err(Error::CrossShare);
+        }
         self.check_empty(inode)?;
         let ticket = self.record(&Change::Remove {
             directory: directory.0,
@@ -257,6 +292,9 @@ impl Volume {
         }
         self.check_move(inode, to.0)?;
         if let Some(replaced) = replaced {
+            if self.share(replaced)? != self.share(to.0)? {
+                return Err(Error::CrossShare);
+            }
             let is_directory = self.inode(inode)?.is_directory();
             match self.inode(replaced)?.is_directory() {
                 true if !is_directory => return Err(Error::IsDirectory),

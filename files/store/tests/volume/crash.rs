@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::disk::{Disk, MEMORY_BYTES, formatted, open, options, settle};
 use crate::model::{Model, Node};
-use crate::names::file;
+use crate::names::{NOW, file};
 use crate::random::Random;
 use crate::workload::{Issued, Pair};
 
@@ -262,4 +262,33 @@ fn handles_survive_a_restart_and_those_of_a_later_boot_differ() {
         handles.push(handle);
     }
     assert_eq!(handles[0].generation + 1, handles[1].generation);
+}
+
+/// Directories and quotas of shares are changed right after a volume is opened, before it has stored
+/// anything.
+#[test]
+fn parts_and_quotas_survive_a_power_cut() {
+    let mut volume = open(&formatted()).expect("opens").start();
+    let mut disk = Disk::new(formatted());
+    let part = volume.part(b"team", NOW).expect("room");
+    let quota = volume.set_quota(part.1, 5, 7).expect("room");
+    assert_ne!(volume.progress(quota), Progress::Durable);
+    settle(&mut volume, &mut disk);
+    assert_eq!(volume.progress(quota), Progress::Durable);
+    let content = disk.power_cut(&mut Random::new(3));
+    let mut volume = open(&content).expect("opens").start();
+    let used = |volume: &Volume| {
+        let used = volume.share_use(part.1);
+        (used.inodes_max, used.blocks_max, used.inodes)
+    };
+    assert_eq!(used(&volume), (5, 7, 1));
+    assert_eq!(volume.part(b"team", NOW), Ok(part));
+    // From a checkpoint, too.
+    let mut disk = Disk::new(content);
+    settle(&mut volume, &mut disk);
+    let content = disk.power_cut(&mut Random::new(4));
+    let mut volume = open(&content).expect("opens").start();
+    assert_eq!(used(&volume), (5, 7, 1));
+    let other = volume.part(b"other", NOW).expect("room");
+    assert_ne!(other, part);
 }

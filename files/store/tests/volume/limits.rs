@@ -1,7 +1,10 @@
 //! Volumes without space: nothing is applied partially, and removal is always possible.
 
-use files_store::{Error, NewNode, NewObject, SetAttributes, ShareId, XattrMode, limits};
+use files_store::{
+    Error, NewNode, NewObject, SetAttributes, ShareId, VolatileOptions, Volume, XattrMode, limits,
+};
 
+use crate::disk::options;
 use crate::names::{NOW, file, object, volume};
 
 const BLOCK: u64 = limits::BLOCK_BYTES;
@@ -113,6 +116,92 @@ fn quotas_of_a_share_limit_objects_and_blocks() {
     assert_eq!(volume.link(a, root, b"a", NOW), Err(Error::CrossShare));
     volume.remove(directory, b"a", NOW).expect("exists");
     assert_eq!(volume.share_use(share).blocks, 0);
+    assert_eq!(volume.problems(), [""; 0]);
+}
+
+#[test]
+fn lowered_quotas_leave_what_is_there_and_refuse_more() {
+    let mut volume = volume(1 << 20);
+    let (directory, part) = volume.part(b"team", NOW).expect("room");
+    volume.set_quota(part, 10, 10).expect("no log");
+    let create = |volume: &mut Volume, name: &[u8]| {
+        volume.create(directory, name, &object(NewNode::File), NOW)
+    };
+    let a = create(&mut volume, b"a").expect("within the quota").inode;
+    create(&mut volume, b"b").expect("within the quota");
+    let plan = volume.write(a, 0, 5 * BLOCK).expect("within the quota");
+    volume.write_done(plan.id, NOW).expect("no log");
+    volume.set_quota(part, 1, 2).expect("no log");
+    assert_eq!(create(&mut volume, b"c"), Err(Error::Quota));
+    assert_eq!(
+        volume.write(a, 5 * BLOCK, 1).expect_err("beyond"),
+        Error::Quota
+    );
+    let plan = volume.write(a, 0, 5 * BLOCK).expect("needs no more blocks");
+    volume.write_done(plan.id, NOW).expect("no log");
+    let moved = volume.rename((directory, b"a"), (directory, b"z"), NOW);
+    moved.expect("needs no further object");
+    for name in [b"z", b"b"] {
+        volume.remove(directory, name, NOW).expect("exists");
+    }
+    let used = volume.share_use(part);
+    assert_eq!((used.inodes, used.blocks), (1, 0));
+    assert_eq!(create(&mut volume, b"c"), Err(Error::Quota));
+    volume.set_quota(part, u64::MAX, u64::MAX).expect("no log");
+    create(&mut volume, b"c").expect("no quota");
+    assert_eq!(volume.problems(), [""; 0]);
+}
+
+#[test]
+fn parts_are_found_again_and_their_directories_stay() {
+    let mut volume = volume(1 << 20);
+    let root = volume.root();
+    for (name, error) in [
+        (&b""[..], Error::Invalid),
+        (b"a/b", Error::Invalid),
+        (b"..", Error::Invalid),
+        (&[b'n'; 256], Error::NameTooLong),
+    ] {
+        assert_eq!(volume.part(name, NOW), Err(error), "{name:?}");
+    }
+    file(&mut volume, b"file");
+    assert_eq!(volume.part(b"file", NOW), Err(Error::Exists));
+    let directory = object(NewNode::Directory);
+    volume
+        .create(root, b"ordinary", &directory, NOW)
+        .expect("room");
+    assert_eq!(volume.part(b"ordinary", NOW), Err(Error::Exists));
+    let one = volume.part(b"one", NOW).expect("room");
+    let two = volume.part(b"two", NOW).expect("room");
+    assert_ne!(one.1, two.1);
+    assert_eq!(volume.part(b"one", NOW), Ok(one));
+    assert_eq!(volume.remove(root, b"one", NOW), Err(Error::CrossShare));
+    for (from, to) in [
+        (&b"one"[..], &b"other"[..]),
+        (b"one", b"two"),
+        (b"ordinary", b"two"),
+    ] {
+        let moved = volume.rename((root, from), (root, to), NOW);
+        assert_eq!(moved, Err(Error::CrossShare));
+    }
+    assert_eq!(volume.part(b"two", NOW), Ok(two));
+    assert_eq!(volume.problems(), [""; 0]);
+}
+
+#[test]
+fn volume_has_a_limit_of_parts() {
+    let mut volume = Volume::volatile(&VolatileOptions {
+        uuid: options().uuid,
+        device_bytes: 1 << 20,
+        memory_bytes: 4 << 20,
+    });
+    let mut names = (0_u32..).map(|number| number.to_string());
+    let refused = names.find(|name| volume.part(name.as_bytes(), NOW).is_err());
+    let refused = refused.expect("a limit");
+    assert_eq!(volume.part(refused.as_bytes(), NOW), Err(Error::NoSpace));
+    assert_eq!(refused, "1023", "with the root's own");
+    volume.part(b"7", NOW).expect("it exists");
+    file(&mut volume, b"file");
     assert_eq!(volume.problems(), [""; 0]);
 }
 
