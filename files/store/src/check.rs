@@ -67,7 +67,7 @@ pub(crate) fn problems(state: &State, data: Run, reserved: u64) -> Vec<String> {
         }
     }
     for (&block, &references) in &blocks {
-        if state.space.is_shared(block).0 != (references > 1) {
+        if state.space.references(block) != references {
             problems.push(format!("block {block} has a wrong number of references"));
         }
     }

@@ -1,5 +1,8 @@
-//! The blocks of the device: free ones, those that several files share, and freed ones that must
+//! The blocks of the device: free ones, those that several files share, and released ones that must
 //! not be reused yet.
+//!
+//! A power cut may bring back a reference whose release is not durable. Until it is, the block counts
+//! as referenced: it is not free, and a file that has it alone must not write to it in place.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,11 +19,21 @@ impl Run {
     }
 }
 
-/// References of shared blocks beyond the first.
+/// Blocks with several references.
 #[derive(Clone, Copy, Debug)]
 struct Shared {
     count: u64,
+    /// References beyond the first.
     extra: u32,
+    /// Those of all references whose release is not durable.
+    released: u32,
+}
+
+impl Shared {
+    /// Whether no file has the blocks any more.
+    fn is_unused(&self) -> bool {
+        self.released > self.extra
+    }
 }
 
 /// The blocks of a volume's data area.
@@ -30,9 +43,10 @@ pub(crate) struct Space {
     free: BTreeMap<u64, u64>,
     free_blocks: u64,
     shared: BTreeMap<u64, Shared>,
-    /// Freed runs with the batch of the log that frees them. Their old content may be needed again
-    /// until it is durable.
-    retired: VecDeque<(u64, Run)>,
+    /// Runs with a released reference, with the batch of the log that releases it. Their old content
+    /// may be needed again until it is durable.
+    released: VecDeque<(u64, Run)>,
+    /// Blocks without other references.
     retired_blocks: u64,
     /// Where the next search for free blocks begins.
     cursor: u64,
@@ -44,7 +58,7 @@ impl Space {
             free: BTreeMap::new(),
             free_blocks: 0,
             shared: BTreeMap::new(),
-            retired: VecDeque::new(),
+            released: VecDeque::new(),
             retired_blocks: 0,
             cursor: area.start,
         };
@@ -141,14 +155,29 @@ impl Space {
                 next => {
                     let end = next.map_or(run.end(), |it| *it.0);
                     let count = end - at;
-                    self.shared.insert(at, Shared { count, extra: 1 });
+                    let shared = Shared {
+                        count,
+                        extra: 1,
+                        released: 0,
+                    };
+                    self.shared.insert(at, shared);
                     at = end;
                 }
             }
         }
     }
 
-    /// Whether a block has several references, and how many blocks from it on are alike.
+    /// The references of a mapped block whose release is not recorded.
+    pub(crate) fn references(&self, block: u64) -> u32 {
+        let before = self.shared.range(..=block).next_back();
+        let found = before.filter(|(start, shared)| *start + shared.count > block);
+        found.map_or(1, |(_, shared)| {
+            (shared.extra + 1).saturating_sub(shared.released)
+        })
+    }
+
+    /// Whether a block has several references, released ones included that are not durable, and how
+    /// many blocks from it on are alike.
     pub(crate) fn is_shared(&self, block: u64) -> (bool, u64) {
         let before = self.shared.range(..=block).next_back();
         let found = before.filter(|(start, shared)| *start + shared.count > block);
@@ -159,48 +188,76 @@ impl Space {
         (false, next.map_or(u64::MAX, |it| it.0 - block))
     }
 
-    /// Removes a reference to mapped blocks. Blocks without one are free: at once, or when `batch`
-    /// of the log is durable.
+    /// Removes a reference to mapped blocks: at once, or when `batch` of the log is durable. Blocks
+    /// without one are free.
     pub(crate) fn release(&mut self, run: Run, batch: Option<u64>) {
+        match batch {
+            Some(batch) => {
+                self.visit(run, |space, part, shared| {
+                    let is_unused = match shared {
+                        Some(mut shared) => {
+                            shared.released += 1;
+                            space.shared.insert(part.start, shared);
+                            shared.is_unused()
+                        }
+                        None => true,
+                    };
+                    if is_unused {
+                        space.retired_blocks += part.count;
+                    }
+                });
+                self.released.push_back((batch, run));
+            }
+            None => self.visit(run, Self::drop_reference),
+        }
+    }
+
+    /// Removes the references that batches up to `durable` released.
+    pub(crate) fn reuse(&mut self, durable: u64) {
+        while let Some(&(batch, run)) = self.released.front()
+            && batch <= durable
+        {
+            self.released.pop_front();
+            self.visit(run, |space, part, shared| {
+                let shared = shared.map(|shared| Shared {
+                    released: shared.released - 1,
+                    ..shared
+                });
+                if shared.is_none() {
+                    space.retired_blocks -= part.count;
+                }
+                space.drop_reference(part, shared);
+            });
+        }
+    }
+
+    fn drop_reference(&mut self, part: Run, shared: Option<Shared>) {
+        match shared {
+            Some(shared) if shared.extra > 1 => {
+                let extra = shared.extra - 1;
+                self.shared.insert(part.start, Shared { extra, ..shared });
+            }
+            Some(_) => {
+                self.shared.remove(&part.start);
+            }
+            None => self.add_free(part),
+        }
+    }
+
+    /// Visits the parts of mapped blocks that are shared alike, or not shared.
+    fn visit(&mut self, run: Run, mut part: impl FnMut(&mut Self, Run, Option<Shared>)) {
         self.split_shared(run.start);
         self.split_shared(run.end());
         let mut at = run.start;
         while at < run.end() {
-            match self.shared.range_mut(at..run.end()).next() {
-                Some((&start, shared)) if start == at => {
-                    at += shared.count;
-                    shared.extra -= 1;
-                    if shared.extra == 0 {
-                        self.shared.remove(&start);
-                    }
-                }
-                next => {
-                    let end = next.map_or(run.end(), |it| *it.0);
-                    let freed = Run {
-                        start: at,
-                        count: end - at,
-                    };
-                    match batch {
-                        Some(batch) => {
-                            self.retired_blocks += freed.count;
-                            self.retired.push_back((batch, freed));
-                        }
-                        None => self.add_free(freed),
-                    }
-                    at = end;
-                }
-            }
-        }
-    }
-
-    /// Frees the blocks that batches up to `durable` retired.
-    pub(crate) fn reuse(&mut self, durable: u64) {
-        while let Some(&(batch, run)) = self.retired.front()
-            && batch <= durable
-        {
-            self.retired.pop_front();
-            self.retired_blocks -= run.count;
-            self.add_free(run);
+            let next = self.shared.range(at..run.end()).next();
+            let (end, shared) = match next {
+                Some((&start, shared)) if start == at => (at + shared.count, Some(*shared)),
+                next => (next.map_or(run.end(), |it| *it.0), None),
+            };
+            let count = end - at;
+            part(self, Run { start: at, count }, shared);
+            at = end;
         }
     }
 
@@ -211,7 +268,7 @@ impl Space {
         {
             let rest = Shared {
                 count: start + shared.count - at,
-                extra: shared.extra,
+                ..*shared
             };
             shared.count = at - start;
             self.shared.insert(at, rest);
@@ -263,18 +320,27 @@ mod tests {
     const BLOCKS: u64 = 64;
 
     proptest! {
-        /// The model is the number of references of each block.
+        /// The model is the number of references of each block, and of those that are released and
+        /// not durable.
         #[test]
         fn blocks_are_free_without_references(
-            steps in proptest::collection::vec((0_u8..4, 0_u64..BLOCKS, 1_u64..12), 0..60),
+            has_log in any::<bool>(),
+            steps in proptest::collection::vec((0_u8..5, 0_u64..BLOCKS, 1_u64..12), 0..60),
         ) {
             let area = Run { start: 100, count: BLOCKS };
             let mut space = Space::new(area);
             let mut model: BTreeMap<u64, u32> = BTreeMap::new();
-            for (kind, start, count) in steps {
+            let mut released: Vec<(u64, Run)> = Vec::new();
+            for (step, (kind, start, count)) in (1..).zip(steps) {
                 let run = Run { start: 100 + start, count: count.min(BLOCKS - start) };
                 let blocks = run.start..run.end();
-                let mapped = blocks.clone().all(|block| model.contains_key(&block));
+                let pending = |released: &[(u64, Run)], block| {
+                    let runs = released.iter().filter(|(_, it)| (it.start..it.end()).contains(&block));
+                    runs.count() as u32
+                };
+                let mapped = blocks.clone().all(|block| {
+                    model.get(&block).is_some_and(|it| *it > pending(&released, block))
+                });
                 match kind {
                     0 => {
                         let runs = space.allocate(count, 8);
@@ -289,6 +355,24 @@ mod tests {
                         space.share(run);
                         blocks.for_each(|block| *model.entry(block).or_default() += 1);
                     }
+                    2 if mapped && has_log => {
+                        space.release(run, Some(step));
+                        released.push((step, run));
+                    }
+                    4 => {
+                        let durable = step.saturating_sub(count);
+                        space.reuse(durable);
+                        let (over, left) = released.into_iter().partition(|it| it.0 <= durable);
+                        released = left;
+                        let over: Vec<(u64, Run)> = over;
+                        for block in over.iter().flat_map(|(_, it)| it.start..it.end()) {
+                            let references = model.get_mut(&block).expect("mapped");
+                            *references -= 1;
+                            if *references == 0 {
+                                model.remove(&block);
+                            }
+                        }
+                    }
                     2 if mapped => {
                         space.release(run, None);
                         for block in blocks {
@@ -299,16 +383,22 @@ mod tests {
                             }
                         }
                     }
-                    3 => {
+                    3 if !has_log => {
                         space.load(run);
                         blocks.for_each(|block| *model.entry(block).or_default() += 1);
                     }
                     _ => {}
                 }
                 prop_assert_eq!(space.free_blocks(), BLOCKS - model.len() as u64);
+                let unused = model.iter().filter(|(block, it)| **it == pending(&released, **block));
+                prop_assert_eq!(space.retired_blocks(), unused.count() as u64);
                 for block in area.start..area.end() {
                     let references = model.get(&block).copied().unwrap_or(0);
                     prop_assert_eq!(space.is_shared(block).0, references > 1);
+                    if references > pending(&released, block) {
+                        let live = references - pending(&released, block);
+                        prop_assert_eq!(space.references(block), live);
+                    }
                     prop_assert_eq!(space.free_run_at(block).is_some(), references == 0);
                 }
             }

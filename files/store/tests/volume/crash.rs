@@ -1,7 +1,9 @@
 //! Power cuts at every moment of random workloads: what was durable is there, and each change is
 //! there as a whole or not at all.
 
-use files_store::{Handle, InodeId, Operation, Progress, Ticket, VolatileOptions, Volume};
+use files_store::{
+    Handle, InodeId, Operation, Progress, SetAttributes, Ticket, VolatileOptions, Volume,
+};
 use proptest::prelude::*;
 
 use crate::disk::{Disk, MEMORY_BYTES, formatted, open, options, settle};
@@ -37,7 +39,7 @@ proptest! {
 fn the_workload_has_successes_of_every_operation() {
     let mut random = Random::new(3);
     let mut pair = volatile();
-    for _ in 0..3000 {
+    for _ in 0..6000 {
         pair.operate(&mut random);
     }
     pair.check();
@@ -291,4 +293,59 @@ fn parts_and_quotas_survive_a_power_cut() {
     assert_eq!(used(&volume), (5, 7, 1));
     let other = volume.part(b"other", NOW).expect("room");
     assert_ne!(other, part);
+}
+
+/// Where the first block of a file is on the device.
+fn device_of(volume: &Volume, inode: InodeId) -> Option<u64> {
+    let mut ranges = volume.read(inode, 0, 4096).expect("a file").into_iter();
+    ranges.next()?.device
+}
+
+/// Plans a write of the first block of a file, and records it. Returns where its data go.
+fn write_first_block(volume: &mut Volume, inode: InodeId) -> u64 {
+    let plan = volume.write(inode, 0, 4096).expect("room");
+    let at = plan.pieces[0].device;
+    volume.write_done(plan.id, NOW).expect("room");
+    at
+}
+
+/// Two files share a block. What ends that may be lost in a power cut, and then both have the block
+/// again: until then, neither writes to it in place.
+#[test]
+fn a_block_that_was_shared_is_not_overwritten_before_that_is_durable() {
+    type End = fn(&mut Volume, InodeId);
+    let ends: [(&str, End); 4] = [
+        ("overwritten", |volume, a| {
+            write_first_block(volume, a);
+        }),
+        ("removed", |volume, _| {
+            volume.remove(volume.root(), b"a", NOW).expect("it exists");
+        }),
+        ("deallocated", |volume, a| {
+            volume.deallocate(a, 0, 4096, NOW).expect("room");
+        }),
+        ("cut", |volume, a| {
+            let set = SetAttributes {
+                size: Some(0),
+                ..SetAttributes::default()
+            };
+            volume.set_attributes(a, &set, NOW).expect("room");
+        }),
+    ];
+    for (what, end) in ends {
+        let mut disk = Disk::new(formatted());
+        let mut volume = open(disk.content()).expect("opens").start();
+        let (a, b) = (file(&mut volume, b"a"), file(&mut volume, b"b"));
+        let shared = write_first_block(&mut volume, a);
+        volume.clone_range((a, 0), (b, 0), 0, NOW).expect("room");
+        settle(&mut volume, &mut disk);
+        assert_eq!(device_of(&volume, b), Some(shared));
+        end(&mut volume, a);
+        assert_ne!(write_first_block(&mut volume, b), shared, "{what}");
+        settle(&mut volume, &mut disk);
+        let own = device_of(&volume, b).expect("written");
+        assert_eq!(write_first_block(&mut volume, b), own, "{what}");
+        assert_eq!(volume.usage().retired_bytes, 0, "{what}");
+        assert_eq!(volume.problems(), [""; 0], "{what}");
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use files_store::{Error, InodeId, Kind, Volume};
+use files_store::{Error, InodeId, Kind, ShareId, Volume};
 
 /// An object. Bytes that were never written are `None`.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +19,8 @@ pub(crate) struct Object {
     pub(crate) links: u32,
     pub(crate) mode: u32,
     pub(crate) parent: u64,
+    /// The part of the volume that it belongs to.
+    pub(crate) part: u32,
     pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
@@ -28,8 +30,12 @@ pub(crate) struct Model {
     pub(crate) objects: BTreeMap<u64, Object>,
     /// How often each is open.
     pub(crate) opens: BTreeMap<u64, u32>,
+    /// The most objects and blocks of each part.
+    pub(crate) quotas: BTreeMap<u32, (u64, u64)>,
     pub(crate) last: u64,
 }
+
+const NO_QUOTA: (u64, u64) = (u64::MAX, u64::MAX);
 
 pub(crate) const ROOT: u64 = 1;
 
@@ -40,11 +46,13 @@ impl Model {
             links: 2,
             mode: 0o755,
             parent: ROOT,
+            part: 0,
             xattrs: BTreeMap::new(),
         };
         Self {
             objects: BTreeMap::from([(ROOT, root)]),
             opens: BTreeMap::new(),
+            quotas: BTreeMap::from([(0, NO_QUOTA)]),
             last: ROOT,
         }
     }
@@ -79,6 +87,7 @@ impl Model {
         self.last += 1;
         let id = self.last;
         let is_directory = matches!(node, Node::Directory(_));
+        let part = self.object(at).part;
         self.objects.insert(
             id,
             Object {
@@ -86,6 +95,7 @@ impl Model {
                 links: if is_directory { 2 } else { 1 },
                 mode: 0o640,
                 parent: at,
+                part,
                 xattrs: BTreeMap::new(),
             },
         );
@@ -94,6 +104,34 @@ impl Model {
             self.object(at).links += 1;
         }
         Ok(id)
+    }
+
+    /// The part with this name, which may be new.
+    pub(crate) fn part(&mut self, name: &[u8]) -> Result<u32, Error> {
+        if let Ok(found) = self.lookup(ROOT, name) {
+            let part = self.object(found).part;
+            return if part == 0 {
+                Err(Error::Exists)
+            } else {
+                Ok(part)
+            };
+        }
+        let part = (1..).find(|part| !self.quotas.contains_key(part));
+        let part = part.ok_or(Error::NoSpace)?;
+        let id = self.create(ROOT, name, Node::Directory(BTreeMap::new()))?;
+        let directory = self.object(id);
+        (directory.part, directory.mode) = (part, 0o755);
+        self.quotas.insert(part, NO_QUOTA);
+        Ok(part)
+    }
+
+    fn check_part(&mut self, id: u64, directory: u64) -> Result<(), Error> {
+        let is_same = self.object(id).part == self.object(directory).part;
+        if is_same {
+            Ok(())
+        } else {
+            Err(Error::CrossShare)
+        }
     }
 
     fn check_new(&mut self, at: u64, name: &[u8]) -> Result<(), Error> {
@@ -110,6 +148,7 @@ impl Model {
         if matches!(object.node, Node::Directory(_)) {
             return Err(Error::IsDirectory);
         }
+        self.check_part(id, at)?;
         self.entries(at)?.insert(name.to_vec(), id);
         self.object(id).links += 1;
         Ok(())
@@ -117,6 +156,7 @@ impl Model {
 
     pub(crate) fn remove(&mut self, at: u64, name: &[u8]) -> Result<(), Error> {
         let id = self.lookup(at, name)?;
+        self.check_part(id, at)?;
         self.check_empty(id)?;
         self.entries(at)?.remove(name);
         self.unlink(id, at);
@@ -168,11 +208,13 @@ impl Model {
         if self.object(to).links == 0 {
             return Err(Error::NotFound);
         }
+        self.check_part(id, to)?;
         let is_directory = self.is_directory(id);
         if is_directory && self.is_within(to, id) {
             return Err(Error::Invalid);
         }
         if let Some(replaced) = replaced {
+            self.check_part(replaced, to)?;
             match self.is_directory(replaced) {
                 true if !is_directory => return Err(Error::IsDirectory),
                 false if is_directory => return Err(Error::NotDirectory),
@@ -218,6 +260,9 @@ impl Model {
             if expected != (found.links, found.mode, found.size, found.kind) {
                 return Some(format!("{id}: {expected:?} but {found:?}"));
             }
+            if found.share.0 != object.part {
+                return Some(format!("{id}: part {} but {:?}", object.part, found.share));
+            }
             let names = volume.xattr_names(InodeId(id)).expect("exists");
             let xattrs: BTreeMap<_, _> = names
                 .map(|name| {
@@ -241,6 +286,15 @@ impl Model {
                 && volume.link_target(InodeId(id)) != Ok(target)
             {
                 return Some(format!("{id}: another target"));
+            }
+        }
+        let quotas = self.quotas.iter().map(|(&part, &quotas)| {
+            let found = volume.share_use(ShareId(part));
+            (part, quotas, (found.inodes_max, found.blocks_max))
+        });
+        for (part, expected, found) in quotas {
+            if found != expected {
+                return Some(format!("part {part}: {expected:?} but {found:?}"));
             }
         }
         None

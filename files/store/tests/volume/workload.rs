@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use files_store::{
-    Error, InodeId, NewNode, NewObject, Range, Seek, SetAttributes, Time, Volume, WriteId,
-    XattrMode,
+    Error, InodeId, NewNode, NewObject, Range, Seek, SetAttributes, ShareId, ShareUse, Time,
+    Volume, WriteId, XattrMode,
 };
 
 use crate::disk::Disk;
@@ -97,7 +97,7 @@ impl Pair {
         result: Result<(), Error>,
         apply: impl FnOnce(&mut Model) -> Result<(), Error>,
     ) {
-        if matches!(result, Err(Error::Busy | Error::NoSpace)) {
+        if matches!(result, Err(Error::Busy | Error::NoSpace)) || self.is_quota(&result) {
             self.busy += 1;
             return;
         }
@@ -109,7 +109,28 @@ impl Pair {
     /// Carries out one random operation.
     pub(crate) fn operate(&mut self, random: &mut Random) {
         self.operations += 1;
-        match random.below(20) {
+        let before: Vec<_> = self.uses();
+        self.operate_once(random);
+        for (before, now) in before.iter().zip(self.uses()) {
+            let is_kept = |used: u64, before: u64, quota: u64| used <= quota.max(before);
+            assert!(
+                is_kept(now.inodes, before.inodes, now.inodes_max)
+                    && is_kept(now.blocks, before.blocks, now.blocks_max),
+                "{before:?} {now:?}"
+            );
+        }
+    }
+
+    /// The use of each part.
+    fn uses(&self) -> Vec<ShareUse> {
+        let parts = self.model.quotas.keys();
+        parts
+            .map(|part| self.volume.share_use(ShareId(*part)))
+            .collect()
+    }
+
+    fn operate_once(&mut self, random: &mut Random) {
+        match random.below(21) {
             0..3 => self.create(random),
             3 => self.link(random),
             4..6 => self.remove(random),
@@ -122,8 +143,47 @@ impl Pair {
             16 => self.deallocate(random),
             17 => self.clone_range(random),
             18 => self.open(random),
+            19 => self.part(random),
             _ => self.close(random),
         }
+    }
+
+    /// Whether an operation was refused for a quota, and there is one.
+    fn is_quota(&self, result: &Result<(), Error>) -> bool {
+        let mut quotas = self.model.quotas.values();
+        *result == Err(Error::Quota) && quotas.any(|it| it.0 < u64::MAX)
+    }
+
+    /// Makes a part, or sets the quotas of one that exists. Writes in flight have theirs already.
+    fn part(&mut self, random: &mut Random) {
+        if !self.in_flight.is_empty() || random.one_in(2) {
+            return;
+        }
+        let parts = self.model.quotas.len();
+        let (name, now) = (random_name(random), self.now());
+        let part = self.volume.part(name, now);
+        let mut expected = None;
+        self.agree("part", part.map(|_| ()), |model| {
+            expected = Some(model.part(name)?);
+            Ok(())
+        });
+        let (Ok((_, part)), Some(expected)) = (part, expected) else {
+            return;
+        };
+        assert_eq!(part.0, expected);
+        if self.model.quotas.len() > parts {
+            // Both together would be two changes, of which a power cut may leave one.
+            return;
+        }
+        let quotas = match random.one_in(3) {
+            true => (u64::MAX, u64::MAX),
+            false => (1 + random.below(6), random.below(12)),
+        };
+        let set = self.volume.set_quota(part, quotas.0, quotas.1);
+        self.agree("set_quota", set.map(|_| ()), |model| {
+            model.quotas.insert(part.0, quotas);
+            Ok(())
+        });
     }
 
     fn create(&mut self, random: &mut Random) {
@@ -235,6 +295,7 @@ impl Pair {
         let plan = match self.volume.write(InodeId(inode), offset, length) {
             Ok(plan) => plan,
             Err(Error::Busy | Error::NoSpace) => return self.busy += 1,
+            Err(error) if self.is_quota(&Err(error)) => return self.busy += 1,
             Err(error) => {
                 assert_eq!(self.model.bytes(inode).map(|_| ()), Err(error));
                 return;
