@@ -98,9 +98,49 @@ export function troubles(status, history) {
       found.push(`${wait}: a larger memory would help.`);
     }
   }
-  found.push(...status.memory.notices);
+  found.push(...status.memory.notices, ...troublesOfFiles(status.files));
   if (history.leftOut > 0)
     found.push(`${history.leftOut} things are left out of the history: it has no room for more.`);
+  return found;
+}
+
+/** From here on, of what can be used, a volume or a quota needs attention. */
+const FULL_PERCENT = 90;
+
+const percent = (used, whole) => Math.round((used / whole) * 100);
+
+function troublesOfFiles(files) {
+  if (files === null) return [];
+  const found = [];
+  const full = (what, used, whole, remedy) => {
+    if (whole > 0 && percent(used, whole) >= FULL_PERCENT)
+      found.push(`${what} is ${percent(used, whole)} % full: ${remedy}.`);
+  };
+  for (const one of files.volumes) {
+    if (!one.served) found.push(`Volume ${one.name} is not served.`);
+    if (one.read_only)
+      found.push(
+        `Volume ${one.name} is read-only: its device failed to store metadata. Repair it, then restart.`,
+      );
+    const used = one.data_bytes - one.free_bytes;
+    full(`Volume ${one.name}`, used, one.data_bytes, "remove files or use a larger device");
+    full(
+      `The metadata of volume ${one.name}`,
+      one.metadata_bytes,
+      one.metadata_bytes_max,
+      "a larger metadata_memory would help",
+    );
+  }
+  for (const one of files.shares) {
+    const raise = (key) => `remove files or raise its ${key}`;
+    full(`The quota of share ${one.name}`, one.bytes_used, one.bytes_used_max, raise("max_size"));
+    full(
+      `The quota of files of share ${one.name}`,
+      one.files,
+      one.files_max,
+      raise("max_files"),
+    );
+  }
   return found;
 }
 
@@ -243,6 +283,56 @@ export class Tables {
     ],
     "No host has used a key.",
   );
+  #volumes = new Table(
+    "Volumes",
+    [
+      column("volume"),
+      column("device"),
+      column("kind"),
+      column("state"),
+      numeric("size"),
+      numeric("used"),
+      numeric("objects"),
+      numeric("metadata"),
+      numeric("log"),
+    ],
+    "No volumes.",
+  );
+  #shares = new Table(
+    "Shares",
+    [
+      column("share"),
+      column("of"),
+      column("access"),
+      numeric("used"),
+      numeric("quota"),
+      numeric("files"),
+      numeric("quota of files"),
+      numeric("reads"),
+      numeric("read"),
+      numeric("writes"),
+      numeric("written"),
+    ],
+    "No shares.",
+  );
+  #fileClients = new Table(
+    "Clients of files",
+    [
+      numeric("clients"),
+      numeric("connections"),
+      numeric("sessions"),
+      numeric("opens"),
+      numeric("locks"),
+      numeric("requests under way"),
+      column("after a restart"),
+    ],
+    "Nothing is served.",
+  );
+  #operations = new Table(
+    "Operations of files",
+    [column("operation"), numeric("executed"), numeric("failed")],
+    "No operations yet.",
+  );
   #listeners = new Table(
     "Listeners",
     [column("listener"), column("transport"), column("address"), numeric("connections")],
@@ -265,6 +355,8 @@ export class Tables {
     put("limits", this.#limits);
     put("keys", this.#keys, this.#proven);
     put("devices", this.#devices);
+    put("files", this.#volumes, this.#shares);
+    put("files-use", this.#fileClients, this.#operations);
     put("listeners", this.#listeners, this.#paths);
   }
 
@@ -281,9 +373,20 @@ export class Tables {
     this.#proven.show(status.hosts.flatMap(proofs));
     document.getElementById("security-part").hidden = status.keys.length === 0;
     this.#devices.show(status.devices.map((one) => this.#device(one)));
-    this.#listeners.show(status.listeners.map(listener));
+    this.#showFiles(status.files);
+    const nfs = (status.files?.listeners ?? []).map(fileListener);
+    this.#listeners.show([...status.listeners.map(listener), ...nfs]);
     this.#paths.show(status.ana.map(path));
     this.#paths.root.hidden = status.ana.every(isOrdinary);
+  }
+
+  #showFiles(files) {
+    document.getElementById("files-part").hidden = files === null;
+    if (files === null) return;
+    this.#volumes.show(files.volumes.map(volume));
+    this.#shares.show(files.shares.map(share));
+    this.#fileClients.show([fileClients(files.service)]);
+    this.#operations.show(files.operations.map(fileOperation));
   }
 
   #name(kind, name, text = name) {
@@ -485,6 +588,76 @@ function path(one) {
     },
     one.namespaces.join(", ") || "none",
   ];
+}
+
+/** A level beside its limit. */
+function filled(used, whole, told) {
+  const isFull = whole > 0 && percent(used, whole) >= FULL_PERCENT;
+  return { ...number(used, told(used)), tone: isFull ? "warning" : "" };
+}
+
+function volume(one) {
+  const state = !one.served ? "not served" : one.read_only ? "read-only" : "ready";
+  return [
+    one.name,
+    one.device,
+    one.durable ? "durable" : "volatile",
+    { text: state, tone: state === "ready" ? "good" : "error" },
+    number(one.data_bytes, format.bytes(one.data_bytes)),
+    filled(one.data_bytes - one.free_bytes, one.data_bytes, format.bytes),
+    number(one.inodes, format.whole(one.inodes)),
+    filled(one.metadata_bytes, one.metadata_bytes_max, format.bytes),
+    one.log_bytes_max === 0
+      ? number(null, "none")
+      : number(one.log_bytes, `${percent(one.log_bytes, one.log_bytes_max)} %`),
+  ];
+}
+
+function share(one) {
+  const quota = (value, told) => number(value, value === 0 ? "none" : told(value));
+  return [
+    one.name,
+    one.directory === null ? one.volume : `${one.volume}/${one.directory}`,
+    one.read_only ? "reads" : "reads and writes",
+    filled(one.bytes_used, one.bytes_used_max, format.bytes),
+    quota(one.bytes_used_max, format.bytes),
+    filled(one.files, one.files_max, format.whole),
+    quota(one.files_max, format.whole),
+    number(one.reads, format.count(one.reads)),
+    number(one.bytes_read, format.bytes(one.bytes_read)),
+    number(one.writes, format.count(one.writes)),
+    number(one.bytes_written, format.bytes(one.bytes_written)),
+  ];
+}
+
+function fileClients(one) {
+  const counted = [
+    one.clients,
+    one.connections,
+    one.sessions,
+    one.opens,
+    one.locks,
+    one.requests_in_flight,
+  ];
+  return [
+    ...counted.map((value) => number(value, format.whole(value))),
+    one.in_grace
+      ? { text: "clients reclaim, nothing new is opened", tone: "warning" }
+      : { text: "everything is open", tone: "good" },
+  ];
+}
+
+function fileOperation(one) {
+  return [
+    one.name,
+    number(one.executed, format.whole(one.executed)),
+    number(one.failed, format.whole(one.failed)),
+  ];
+}
+
+/** A listener of files. Its connections are counted for all of them together. */
+function fileListener(one) {
+  return [one.name, `NFS over ${one.transport}`, one.address, number(null, "see above")];
 }
 
 function listener(one) {

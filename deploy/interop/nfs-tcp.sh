@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The kernel's NFS client mounts a share of a RAM volume by NFSv4.1 and 4.2 over TCP, while its NVMe
 # host uses an export of the same appliance. Names, attributes, links, times, sizes, locks and data
-# are those of a local file system; two clients exclude each other; and after the appliance was
-# killed, the share is empty and can be mounted again.
+# are those of a local file system; a share of a directory has no more files and data than its quotas;
+# two clients exclude each other; and after the appliance was killed, the share is empty and can be
+# mounted again.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 . "$(dirname "$0")/lib/files.sh"
@@ -10,6 +11,7 @@
 export_path=/scratch
 nfs_port=2049
 
+# configure_files [MAX_SIZE]: the quota of the share `team`.
 configure_files() {
   configure_export '"vol0"' << END
 
@@ -30,6 +32,15 @@ device = "ram"
 [[share]]
 name = "scratch"
 volume = "scratch"
+allow_any_client = true
+squash = "none"
+
+[[share]]
+name = "team"
+volume = "scratch"
+directory = "team"
+max_size = "${1:-4MiB}"
+max_files = 20
 allow_any_client = true
 squash = "none"
 
@@ -69,7 +80,7 @@ names() {
   cold
   same "entries" "$(find many -type f | wc -l)" 1000
   rm -r many d c s
-  same "what is left" "$(ls -A)" ""
+  same "what is left" "$(ls -A)" team
   cd /tmp
 }
 
@@ -128,6 +139,32 @@ unlinked() {
   exec 9>&-
 }
 
+# A share of a directory of the same volume: `df` shows its quota, and what exceeds it fails as a whole.
+quotas() {
+  say "quotas"
+  local team=/mnt/team
+  if ls $at/team 2> /dev/null; then fail "the directory of a share is open to another share"; fi
+  if rmdir $at/team 2> /dev/null; then fail "the directory of a share was removed"; fi
+  export_path=/team mount_share 4.2 "$INTEROP_ADDRESS" $team
+  same "its size in KiB" "$(df --output=size $team | tail -1 | tr -d ' ')" 4096
+  same "its free files" "$(df --output=iavail $team | tail -1 | tr -d ' ')" 20
+  write_to_team() { dd if=/tmp/random of=$team/data bs=1M count="$1" conv=fsync 2> /tmp/dd; }
+  write_to_team 4 || fail "4 MiB do not fit: $(cat /tmp/dd)"
+  same "its free space" "$(df --output=avail $team | tail -1 | tr -d ' ')" 0
+  if write_to_team 5; then fail "5 MiB fit"; fi
+  grep -q 'Disk quota exceeded' /tmp/dd || fail "another error: $(cat /tmp/dd)"
+  rm $team/data
+  (cd $team && seq 20 | xargs touch) || fail "20 files do not fit"
+  if touch $team/more 2> /tmp/touch; then fail "21 files fit"; fi
+  grep -q 'Disk quota exceeded' /tmp/touch || fail "another error: $(cat /tmp/touch)"
+  rm $team/20
+  configure_files 8MiB
+  show windlass apply --socket $control
+  write_to_team 5 || fail "5 MiB do not fit after the change: $(cat /tmp/dd)"
+  rm $team/*
+  show umount $team
+}
+
 # Another client: a name space of networks with a host name of its own.
 other_client() { ip netns exec other unshare --uts bash -c "hostname other; $*"; }
 
@@ -171,6 +208,7 @@ for version in 4.1 4.2; do
   data
   wait $nvme || fail "the NVMe host failed"
   [ $version = 4.1 ] || copies
+  [ $version = 4.1 ] || quotas
   unlinked
   show umount $at
 done
@@ -183,7 +221,7 @@ wait "$windlass" || true
 start
 umount -f $at || umount -l $at
 mount_share 4.2 "$INTEROP_ADDRESS" $at
-same "what is left of a volatile volume" "$(ls -A $at)" ""
+same "what is left of a volatile volume" "$(ls -A $at)" team
 echo again > $at/file
 show umount $at
 disconnect

@@ -243,8 +243,9 @@ pub(super) fn totals_match_the_api(site: &mut Site, browser: &Browser) -> Result
     )
 }
 
-/// The parts with limits and keys.
+/// The parts with limits, keys and files.
 const LIMITS: &str = "document.getElementById('limits-part')";
+const FILES: &str = "document.getElementById('files-part')";
 const KEYS: &str = "document.getElementById('security-part')";
 
 /// The element of the table of ANA states.
@@ -260,9 +261,11 @@ pub(super) fn hides_ordinary_ana_states(site: &Site, browser: &Browser) -> Resul
     ensure(hidden == true, || {
         "ordinary ANA states are shown".to_owned()
     })?;
-    let hidden = browser.run(&format!("return {LIMITS}.hidden && {KEYS}.hidden;"))?;
+    let hidden = browser.run(&format!(
+        "return {LIMITS}.hidden && {KEYS}.hidden && {FILES}.hidden;"
+    ))?;
     ensure(hidden == true, || {
-        "limits or keys are shown where there are none".to_owned()
+        "limits, keys or files are shown where there are none".to_owned()
     })
 }
 
@@ -507,6 +510,23 @@ pub(super) fn requests_the_token(site: &Site, browser: &Browser) -> Result<(), S
     let keys = rows(KEYS)?;
     let told = json!([["db1", "file", "valid", "0", "not since the start"]]);
     ensure(keys == told, || format!("keys: {keys}"))?;
+    let files = rows(FILES)?;
+    let told = json!([
+        "team",
+        "home/team",
+        "reads and writes",
+        "0 B",
+        "1 MiB",
+        "0",
+        "100",
+        "0",
+        "0 B",
+        "0",
+        "0 B"
+    ]);
+    ensure(files[0][3] == "ready" && files[1] == told, || {
+        format!("files: {files}")
+    })?;
     browser.run("location.reload();")?;
     browser.wait(
         "the tab stores it",

@@ -76,7 +76,7 @@ impl Site {
         let token = self.token.map_or(String::new(), |_| {
             format!("token_file = \"{directory}/token\"")
         });
-        // One of the two sites that are tested has ANA, a key, a latency target and a limit.
+        // One of the two sites that are tested has ANA, a key, a latency target, a limit and files.
         let (tls, settings, limit) = match self.token {
             None => ("", "allow_any_host = true".to_owned(), String::new()),
             Some(_) => (
@@ -103,6 +103,24 @@ allow_any_host = true
 [[rate_limit]]
 device = "vol0"
 iops = 5000
+[[device]]
+name = "files"
+type = "memory"
+size = "4MiB"
+[[volume]]
+name = "home"
+device = "files"
+metadata_memory = "1MiB"
+[[share]]
+name = "team"
+volume = "home"
+directory = "team"
+max_size = "1MiB"
+max_files = 100
+allow_any_client = true
+[[file_listener]]
+name = "nfs"
+address = "127.0.0.1:0"
 "#
                 ),
             ),
