@@ -97,6 +97,14 @@ pub struct FileFigures {
     pub locks_granted: u64,
     /// Opens, locks and accesses that were refused because of the state of another client.
     pub refusals: u64,
+    /// Times at which a client was silent for about as long as its lease.
+    pub silences: u64,
+    /// Clients that have lost their state to others.
+    pub dropped: u64,
+    /// Opens and locks that were reclaimed.
+    pub reclaims: u64,
+    /// Opens and locks that clients could not reclaim.
+    pub reclaims_refused: u64,
 }
 
 impl FileFigures {
@@ -111,6 +119,10 @@ impl FileFigures {
         self.read_only += other.read_only;
         self.locks_granted += other.locks_granted;
         self.refusals += other.refusals;
+        self.silences += other.silences;
+        self.dropped += other.dropped;
+        self.reclaims += other.reclaims;
+        self.reclaims_refused += other.reclaims_refused;
     }
 }
 
@@ -120,7 +132,8 @@ impl fmt::Display for FileFigures {
             f,
             "files: {} seeds, {} events, {} operations, {} repetitions answered, {} bytes judged, \
              the server was killed {} times, the device failed {} times, {} volumes became read-only, \
-             {} locks were granted, {} opens, locks and accesses refused",
+             {} locks were granted, {} opens, locks and accesses refused, clients were silent {} times, \
+             {} lost their state to others, {} opens and locks were reclaimed, {} could not be",
             self.seeds,
             self.events,
             self.operations,
@@ -130,7 +143,11 @@ impl fmt::Display for FileFigures {
             self.failures,
             self.read_only,
             self.locks_granted,
-            self.refusals
+            self.refusals,
+            self.silences,
+            self.dropped,
+            self.reclaims,
+            self.reclaims_refused
         )
     }
 }

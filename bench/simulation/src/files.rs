@@ -11,6 +11,7 @@ mod client;
 mod content;
 mod holdings;
 mod judge;
+mod leases;
 mod model;
 mod network;
 mod server;

@@ -145,6 +145,10 @@ pub(super) enum Action {
     Reclaim {
         object: ObjectId,
     },
+    /// OPEN with CLAIM_PREVIOUS of a client that has reclaimed everything.
+    FalseReclaim {
+        object: ObjectId,
+    },
     ReclaimComplete,
     /// SEQUENCE alone, which renews the lease.
     Renew,
@@ -199,6 +203,7 @@ impl Action {
             | Self::Unlock { object, .. }
             | Self::Close { object }
             | Self::Reclaim { object }
+            | Self::FalseReclaim { object }
             | Self::Link { object, .. }
             | Self::List {
                 directory: object, ..
@@ -212,6 +217,15 @@ impl Action {
             | Self::Rename { .. }
             | Self::ReclaimComplete
             | Self::Renew => None,
+        }
+    }
+
+    /// Whether a client reclaims what it had before the server was killed.
+    #[must_use]
+    pub(super) fn is_reclaim(&self) -> bool {
+        match self {
+            Self::Lock { is_reclaim, .. } => *is_reclaim,
+            _ => matches!(self, Self::Reclaim { .. }),
         }
     }
 
@@ -371,6 +385,7 @@ impl Action {
                 }
                 failures
             }
+            Self::FalseReclaim { .. } => vec![Status::NO_GRACE],
             Self::GetXattr { object, name } | Self::RemoveXattr { object, name } => {
                 match model.objects[*object].xattrs.contains_key(name) {
                     true => vec![],
@@ -400,6 +415,7 @@ impl Action {
                 | Self::Lock { .. }
                 | Self::TestLock { .. }
                 | Self::Unlock { .. }
+                | Self::FalseReclaim { .. }
                 | Self::ReclaimComplete
                 | Self::Renew
         )
@@ -697,6 +713,10 @@ impl Action {
             Self::Reclaim { object } => {
                 let modes = model.modes_of(client, *object);
                 let open = open(modes, OpenHow::NoCreate, Claim::Previous(0));
+                vec![put(*object), open]
+            }
+            Self::FalseReclaim { object } => {
+                let open = open(Modes::BOTH, OpenHow::NoCreate, Claim::Previous(0));
                 vec![put(*object), open]
             }
             Self::ReclaimComplete => vec![Operation::ReclaimComplete(false)],

@@ -79,7 +79,7 @@ impl FileWorld {
     pub(super) fn audit(&mut self, everything: bool) -> Result<(), String> {
         self.must_audit = true;
         self.end_failure()?;
-        self.quiesce()?;
+        self.quiesce_renewed()?;
         if self.model.objects.is_empty() {
             self.begin_model()?;
         }

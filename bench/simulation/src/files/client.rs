@@ -400,13 +400,12 @@ impl FileClient {
         events: &mut Vec<Event>,
     ) -> Result<(), String> {
         let xid = files_client::xid_of(&record).unwrap_or_default();
+        let mut sent_at = None;
         if let Some(sent) = self.sent.get_mut(&xid) {
             if let Some(position) = sent.copies.iter().position(|it| *it == connection) {
                 sent.copies.remove(position);
             }
-            if let Some(at) = sent.at.take() {
-                self.renewed_at = self.renewed_at.max(at);
-            }
+            sent_at = sent.at.take();
             if sent.answer.is_some() {
                 return self.repeated(xid, &record);
             }
@@ -423,10 +422,12 @@ impl FileClient {
                 events.push(Event::SessionLost(tokens));
             }
             files_client::Event::ReplyLost { token } => {
+                self.renewed_at = self.renewed_at.max(sent_at.unwrap_or_default());
                 events.push(Event::ReplyLost(token));
                 self.answered(xid, record, now);
             }
             files_client::Event::Answered { token, .. } => {
+                self.renewed_at = self.renewed_at.max(sent_at.unwrap_or_default());
                 let bytes = record.clone();
                 events.push(Event::Answered(token, Answer { bytes }));
                 self.answered(xid, record, now);

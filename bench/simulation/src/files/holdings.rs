@@ -250,6 +250,29 @@ impl Holdings {
         of_client.for_each(|(_, locks)| *locks = UNLOCKED);
     }
 
+    /// What one client may hold.
+    #[must_use]
+    pub(super) fn only(&self, client: usize) -> Self {
+        let mut own = Self::default();
+        let modes = self.modes.get(&client);
+        own.modes.extend(modes.map(|it| (client, *it)));
+        let locks = self.locks.iter().filter(|(it, _)| it.0 == client);
+        own.locks.extend(locks.map(|(owner, it)| (*owner, *it)));
+        own
+    }
+
+    /// Removes what a client may hold.
+    pub(super) fn forget(&mut self, client: usize) {
+        self.modes.remove(&client);
+        self.locks.retain(|it, _| it.0 != client);
+    }
+
+    /// Replaces what the owners of another one may hold.
+    pub(super) fn replace(&mut self, known: &Self) {
+        self.modes.extend(&known.modes);
+        self.locks.extend(&known.locks);
+    }
+
     /// Whether a client can have these modes beside all others that can be there.
     #[must_use]
     pub(super) fn may_open(&self, client: Option<usize>, modes: Modes) -> bool {

@@ -5,6 +5,7 @@ use files_spec::attributes::Attributes;
 use files_spec::operations::{OperationResult, Outcome};
 use files_spec::types::{FileType, Stable, StateId};
 use files_spec::xdr::Payload;
+use reactors::Nanos;
 
 use super::action::{Action, Place, created, xattr_key};
 use super::client::{Answer, OperationId};
@@ -19,6 +20,8 @@ pub(super) enum Verdict {
     Ended,
     /// The operation has failed, and was executed or not.
     Doubtful,
+    /// There is a grace period. The operation was sent at this time, and is to be sent again later.
+    Grace(Nanos),
     /// It is to be sent again, now or after a pause.
     Again {
         /// Whether the client waits before that.
@@ -50,8 +53,10 @@ impl Model {
             return Ok(Verdict::Ended);
         };
         let (status, results) = answer.results()?;
-        if matches!(status, Status::DELAY | Status::GRACE) {
-            return Ok(Verdict::Again { pauses: true });
+        match status {
+            Status::DELAY => return Ok(Verdict::Again { pauses: true }),
+            Status::GRACE => return Ok(Verdict::Grace(pending.sent_at)),
+            _ => {}
         }
         let told = |error: String| format!("{:?}: {error}", pending.action);
         let also_used = match pending.action {
@@ -77,6 +82,12 @@ impl Model {
             return Err(told(error));
         }
         self.refusals += u64::from(sharing::is_refusal(status));
+        if pending.action.is_reclaim() {
+            match status {
+                Status::OK => self.reclaims += 1,
+                _ => self.reclaims_refused += 1,
+            }
+        }
         if status == Status::DENIED && self.waits_for_lock(id) {
             return Ok(Verdict::Again { pauses: true });
         }
@@ -92,6 +103,7 @@ impl Model {
         {
             return Err(format!("{:?}: the volume is read-only", pending.action));
         }
+        self.sharing_granted(&pending);
         self.following = pending.started;
         let followed = self.follow(&mut pending, &results);
         self.following = 0;
@@ -386,7 +398,10 @@ impl Model {
                 let object = *object;
                 self.closed(client, object);
             }
-            Action::TestLock { .. } | Action::ReclaimComplete | Action::Renew => {}
+            Action::FalseReclaim { .. }
+            | Action::TestLock { .. }
+            | Action::ReclaimComplete
+            | Action::Renew => {}
         }
         Ok(Verdict::Ended)
     }

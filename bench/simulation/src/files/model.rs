@@ -9,11 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 
 use files_spec::types::StateId;
+use reactors::Nanos;
 
 use super::action::Action;
 use super::client::OperationId;
 use super::content::{Content, Effect};
 use super::holdings::{Held, Holdings, KnownLocks, Modes, PARTS};
+use super::leases::{Dropped, Lease, Reclaiming};
 use super::sharing::Use;
 
 /// The number of an object.
@@ -146,6 +148,8 @@ pub(super) struct Pending {
     pub(super) expected: Vec<files_spec::Status>,
     /// The content of the file when it began.
     pub(super) view: Option<Content>,
+    /// When it was sent last.
+    pub(super) sent_at: Nanos,
     /// How it accesses data.
     pub(super) uses: Vec<Use>,
     /// What others may have held of its files since it began.
@@ -162,6 +166,10 @@ pub(super) struct Model {
     pub(super) opens: BTreeMap<(usize, ObjectId), Open>,
     /// What may be held of each file.
     pub(super) holdings: BTreeMap<ObjectId, Holdings>,
+    /// The leases of clients, and those that have lost their state.
+    pub(super) leases: BTreeMap<usize, Lease>,
+    pub(super) dropped: BTreeMap<usize, Dropped>,
+    pub(super) reclaiming: Reclaiming,
     /// When each name was last changed.
     pub(super) names_changed: BTreeMap<NameKey, u64>,
     /// Counts everything that is sent or answered.
@@ -178,6 +186,10 @@ pub(super) struct Model {
     /// Locks that were granted, and opens, locks and accesses that were refused.
     pub(super) locks_granted: u64,
     pub(super) refusals: u64,
+    /// Clients that have lost their state, and what was reclaimed or could not be.
+    pub(super) drops: u64,
+    pub(super) reclaims: u64,
+    pub(super) reclaims_refused: u64,
     /// Requests to the device have failed, or still do.
     pub(super) device_fails: bool,
     /// When the first operation ended because metadata could not be stored. None changes anything
@@ -279,6 +291,7 @@ impl Model {
         self.in_doubt.clear();
         self.opens.clear();
         self.holdings.clear();
+        self.dropped.clear();
         self.names_changed.clear();
     }
 
@@ -326,13 +339,21 @@ impl Model {
         it.links > 0 || !it.may_be_open.is_empty()
     }
 
+    /// Whether an object has names, or is open by a client that has not lost its state.
+    #[must_use]
+    fn is_alive_surely(&self, object: ObjectId) -> bool {
+        let it = &self.objects[object];
+        let mut clients = it.may_be_open.iter();
+        it.links > 0 || clients.any(|it| !self.dropped.contains_key(it))
+    }
+
     /// Whether an object cannot be removed now: it has names that nothing changes, or is open.
     #[must_use]
     pub(super) fn is_certain(&self, object: ObjectId) -> bool {
-        let is_open = self
-            .opens
-            .iter()
-            .any(|((_, it), open)| *it == object && !open.is_closing && !open.is_lost);
+        let is_open = self.opens.iter().any(|((client, it), open)| {
+            let is_kept = !open.is_closing && !open.is_lost && !self.dropped.contains_key(client);
+            *it == object && is_kept
+        });
         let is_named = self.objects[object].links > 0 && !self.has_claim(object);
         is_open || is_named
     }
@@ -410,6 +431,7 @@ impl Model {
             concurrent,
             expected,
             view,
+            sent_at: Nanos::ZERO,
             uses: Vec::new(),
             seen: BTreeMap::new(),
         };
@@ -519,7 +541,7 @@ impl Model {
         fileid: u64,
     ) -> Result<ObjectId, String> {
         let is_known = |(number, it): (usize, &Object)| {
-            it.handle == handle || it.fileid == fileid && self.is_alive(number)
+            it.handle == handle || it.fileid == fileid && self.is_alive_surely(number)
         };
         if let Some(other) = self.objects.iter().enumerate().position(is_known) {
             return Err(format!(
@@ -622,6 +644,7 @@ impl Model {
             object.may_be_open.remove(&client);
         }
         self.change_all_holdings(|it| it.is_lost(client));
+        self.dropped.remove(&client);
     }
 
     /// Objects that are not removed.

@@ -12,6 +12,7 @@ use files_spec::xdr::Opaque;
 use super::action::Action;
 use super::client::OperationId;
 use super::holdings::{Held, Holdings, LockOwner, Modes, Parts, runs};
+use super::leases::Dropped;
 use super::model::{LockState, Model, ObjectId, Open, Pending};
 
 /// How an operation accesses the data of a file.
@@ -33,8 +34,26 @@ pub(super) struct Wanted {
     pub(super) is_exclusive: bool,
 }
 
+impl Use {
+    /// The file.
+    #[must_use]
+    pub(super) fn object(&self) -> ObjectId {
+        self.object
+    }
+
+    /// The access, if it names no open file and others can deny it.
+    #[must_use]
+    pub(super) fn special(&self) -> Option<Modes> {
+        let modes = Modes {
+            access: self.access,
+            deny: share::DENY_NONE,
+        };
+        self.by.is_none().then_some(modes)
+    }
+}
+
 impl Wanted {
-    fn held(self) -> Held {
+    pub(super) fn held(self) -> Held {
         Held::of(self.is_exclusive)
     }
 
@@ -159,7 +178,7 @@ impl Model {
         }
     }
 
-    fn holdings_of(&self, object: ObjectId) -> Holdings {
+    pub(super) fn holdings_of(&self, object: ObjectId) -> Holdings {
         self.holdings.get(&object).cloned().unwrap_or_default()
     }
 
@@ -195,7 +214,11 @@ impl Model {
         });
         let uses: Vec<Use> = uses.collect();
         let objects = uses.iter().map(|it| it.object).chain(action.object());
-        let seen = objects.map(|it| (it, self.holdings_of(it))).collect();
+        let seen = objects.map(|it| {
+            let held = self.holdings_of(it);
+            (it, self.without_expired(client, held))
+        });
+        let seen = seen.collect();
         if let Some(pending) = self.pending.get_mut(&id) {
             (pending.uses, pending.seen) = (uses, seen);
         }
@@ -245,7 +268,17 @@ impl Model {
         last: Option<&OperationResult<'_>>,
     ) -> Option<Result<(), String>> {
         let client = pending.client;
+        if status == Status::OK && self.is_grace_certain() && pending.is_new() {
+            return Some(Err("it succeeds while others can reclaim".to_owned()));
+        }
         let is_allowed = match (&pending.action, status) {
+            (Action::Reclaim { .. }, _) => return Some(self.reclaim_allows(client, status)),
+            (
+                Action::Lock {
+                    is_reclaim: true, ..
+                },
+                Status::NO_GRACE,
+            ) => return Some(self.reclaim_allows(client, status)),
             (Action::Open { object, modes }, Status::OK) => {
                 let modes = self.modes_of(client, *object).and(*modes);
                 self.holdings_of(*object).may_open(Some(client), modes)
@@ -328,6 +361,27 @@ impl Model {
         }
     }
 
+    /// An operation has succeeded. What excludes it is gone.
+    pub(super) fn sharing_granted(&mut self, pending: &Pending) {
+        let client = pending.client;
+        match pending.action {
+            Action::Open { object, modes } => self.opened_beside(client, object, modes),
+            Action::Lock { wanted, .. } | Action::TestLock { wanted } => {
+                let owner = (client, wanted.owner);
+                self.drop_excluded(client, wanted.object, |it| {
+                    it.may_lock(owner, wanted.parts, wanted.held())
+                });
+            }
+            _ => {
+                for it in &pending.uses {
+                    if let Some(modes) = it.special() {
+                        self.opened_beside(client, it.object, modes);
+                    }
+                }
+            }
+        }
+    }
+
     /// An operation was refused, and has changed nothing.
     pub(super) fn sharing_refused(&mut self, pending: &Pending) {
         let client = pending.client;
@@ -342,7 +396,16 @@ impl Model {
                     }
                 }
             }
-            Action::Lock { wanted, .. } => {
+            Action::Lock {
+                wanted, is_reclaim, ..
+            } => {
+                if is_reclaim {
+                    let lesser = |held, part| match wanted.parts.numbers().contains(&part) {
+                        true => Held::Nothing,
+                        false => held,
+                    };
+                    self.give_up_lock(client, wanted.object, wanted.owner, lesser);
+                }
                 let open = self.opens.get(&(client, wanted.object));
                 let known = open.and_then(|it| it.locks.get(&wanted.owner));
                 let held = known.map_or(LockState::default().held, |it| it.held);
@@ -437,12 +500,18 @@ impl Model {
         }
         self.holdings.clear();
         for ((client, object), open) in &mut self.opens {
+            let dropped = self.dropped.get(client);
             let holdings = self.holdings.entry(*object).or_default();
             (open.is_lost, open.is_changing) = (true, false);
             holdings.is_open(*client, open.modes);
             for (owner, lock) in &mut open.locks {
                 lock.stateid = None;
                 holdings.has_locks((*client, *owner), &lock.held);
+            }
+            match dropped {
+                None => {}
+                Some(Dropped::Possibly) => holdings.may_be_lost(*client),
+                Some(Dropped::Certainly) => holdings.is_lost(*client),
             }
         }
     }
@@ -497,6 +566,17 @@ impl Model {
         }
     }
 
+    /// Whether a client still has what it is to reclaim: not, if it could not reclaim the open file.
+    pub(super) fn can_reclaim(&self, client: usize, action: &Action) -> bool {
+        match action {
+            Action::Lock { wanted, .. } => {
+                let open = self.opens.get(&(client, wanted.object));
+                open.is_some_and(|it| !it.is_lost)
+            }
+            _ => true,
+        }
+    }
+
     /// What a client has to reclaim, the last first.
     pub(super) fn lost(&self, client: usize) -> Vec<Action> {
         let opens = self.opens.iter();
@@ -524,23 +604,34 @@ impl Model {
     }
 }
 
+impl Pending {
+    /// Whether it has to wait for the end of a grace period.
+    fn is_new(&self) -> bool {
+        match self.action {
+            Action::Open { .. } | Action::TestLock { .. } | Action::CreateFile { .. } => true,
+            Action::Lock { is_reclaim, .. } => !is_reclaim,
+            _ => self.uses.iter().any(|it| it.special().is_some()),
+        }
+    }
+}
+
 /// Whether the share modes of others allow accesses to have this status (RFC 8881 §9.7).
 fn accesses_allow(pending: &Pending, status: Status) -> Option<Result<(), String>> {
-    let of = |it: &Use| Modes {
-        access: it.access,
-        deny: 0,
-    };
     let lacks_mode = |it: &&Use| {
         let writes = it.access == share::ACCESS_WRITE;
         writes && it.by.is_some_and(|it| it.access & share::ACCESS_WRITE == 0)
     };
-    let mut special = pending.uses.iter().filter(|it| it.by.is_none());
+    let special = pending
+        .uses
+        .iter()
+        .filter_map(|it| Some((it.object, it.special()?)));
+    let mut special = special.map(|(object, modes)| (&pending.seen[&object], modes));
     let is_allowed = match status {
         Status::OPENMODE => pending.uses.iter().any(|it| lacks_mode(&it)),
-        Status::LOCKED => special.any(|it| pending.seen[&it.object].may_deny(None, of(it))),
+        Status::LOCKED => special.any(|(seen, modes)| seen.may_deny(None, modes)),
         Status::OK => {
             let has_modes = !pending.uses.iter().any(|it| lacks_mode(&it));
-            has_modes && special.all(|it| pending.seen[&it.object].may_open(None, of(it)))
+            has_modes && special.all(|(seen, modes)| seen.may_open(None, modes))
         }
         _ => return None,
     };

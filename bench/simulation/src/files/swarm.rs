@@ -44,6 +44,8 @@ pub struct FileFaults {
     pub leave: u32,
     /// Requests to the device fail for a while.
     pub failure: u32,
+    /// A client is silent for about as long as its lease.
+    pub silence: u32,
 }
 
 /// The choices of a seed.
@@ -111,6 +113,7 @@ impl FileSwarm {
                 0 => 8,
                 _ => 0,
             },
+            silence: Random::new(seed, 0xF6).pick(&[0, 0, 3, 8]),
         };
         let repetitions = Repetitions {
             twice_permille: sometimes(300),
@@ -154,7 +157,7 @@ impl FileSwarm {
             faults,
             write_bytes_max: random.pick(&[600, 9000, 70_000]),
             file_bytes_max: random.pick(&[9000, 40_000, 200_000]),
-            denial_permille: random.pick(&[0, 0, 150, 400]),
+            denial_permille: random.pick(&[0, 150, 400, 400]),
         }
     }
 }

@@ -5,6 +5,7 @@ use files_spec::types::Stable;
 
 use super::action::Action;
 use super::holdings::{Modes, PARTS, Parts};
+use super::leases::Lease;
 use super::model::{LockState, Model, Object, ObjectId, ROOT};
 use super::sharing::Wanted;
 use super::swarm::FileSwarm;
@@ -77,7 +78,9 @@ pub(super) fn draw(
     swarm: &FileSwarm,
     random: &mut Random,
 ) -> Option<Action> {
+    let silent = silent_file(model, client, random);
     let action = match random.below(100) {
+        drawn if drawn < 30 && silent.is_some() => against_silent(model, client, silent?, random)?,
         0..=35 => data(model, swarm, random)?,
         36..=69 => names(model, random)?,
         70..=76 => attributes(model, random)?,
@@ -90,6 +93,20 @@ pub(super) fn draw(
     let exist = |it: &ObjectId| model.objects[*it].links > 0;
     let is_possible = claims.directories.iter().all(exist) && model.may_claim(&claims);
     is_possible.then_some(action)
+}
+
+/// An action that changes only what a client has open or locked.
+#[must_use]
+pub(super) fn states(
+    model: &Model,
+    client: usize,
+    swarm: &FileSwarm,
+    random: &mut Random,
+) -> Option<Action> {
+    match random.coin() {
+        true => opens(model, client, swarm, random),
+        false => locks(model, client, random),
+    }
 }
 
 fn names(model: &mut Model, random: &mut Random) -> Option<Action> {
@@ -233,6 +250,54 @@ fn shared_file(model: &Model, random: &mut Random) -> Option<ObjectId> {
     }
 }
 
+/// A file that a silent client has open.
+fn silent_file(model: &Model, client: usize, random: &mut Random) -> Option<ObjectId> {
+    let is_silent = |it: &usize| {
+        let lease = model.leases.get(it).copied().unwrap_or_default();
+        *it != client && lease != Lease::Valid
+    };
+    let files = model.opens.keys().filter(|it| is_silent(&it.0));
+    let files: Vec<ObjectId> = files.map(|it| it.1).collect();
+    match files.is_empty() {
+        true => None,
+        false => Some(random.pick(&files)),
+    }
+}
+
+/// An action that a silent client may exclude.
+fn against_silent(
+    model: &Model,
+    client: usize,
+    object: ObjectId,
+    random: &mut Random,
+) -> Option<Action> {
+    let mut pending = model.pending.values();
+    if pending.any(|it| it.client == client && it.action.object() == Some(object)) {
+        return None;
+    }
+    let wanted = Wanted {
+        object,
+        owner: 0,
+        parts: Parts::ALL,
+        is_exclusive: true,
+    };
+    Some(match (model.usable_open(client, object), random.below(3)) {
+        (_, 0) => Action::TestLock { wanted },
+        (Some(open), 1) if open.modes.access & share::ACCESS_WRITE != 0 => Action::Lock {
+            wanted,
+            tries: 0,
+            is_reclaim: false,
+        },
+        _ => Action::Open {
+            object,
+            modes: Modes {
+                access: Modes::BOTH.access,
+                deny: share::DENY_NONE,
+            },
+        },
+    })
+}
+
 fn modes(swarm: &FileSwarm, random: &mut Random) -> Modes {
     let deny = match random.permille(swarm.denial_permille) {
         true => random.pick(&[share::DENY_READ, share::DENY_WRITE, share::DENY_BOTH]),
@@ -257,16 +322,19 @@ fn opens(model: &Model, client: usize, swarm: &FileSwarm, random: &mut Random) -
     }
     let modes = modes(swarm, random);
     let Some(open) = model.opens.get(&(client, object)) else {
-        return Some(Action::Open { object, modes });
+        return Some(match random.permille(50) {
+            true => Action::FalseReclaim { object },
+            false => Action::Open { object, modes },
+        });
     };
     if open.is_closing {
         return None;
     }
     let has_locks = open.locks.values().any(LockState::has_any);
-    Some(match random.below(8) {
-        0..=1 => Action::Open { object, modes },
+    Some(match random.below(9) {
+        0..=2 => Action::Open { object, modes },
         // Clients release locks before they give up the access that these need.
-        2..=3 if !has_locks => Action::Downgrade {
+        3..=5 if !has_locks => Action::Downgrade {
             object,
             modes: match random.permille(800) {
                 true => random.pick(&open.asked),

@@ -35,6 +35,12 @@ const LEVELS_AFTER: Nanos = Nanos::from_millis(1100);
 const OPERATOR_PERMILLE: u32 = 60;
 /// Longest time between two events without a client that can do anything.
 const AWAIT_MAX: Nanos = Nanos::from_millis(300);
+/// Longest pause before an operation is tried again that waits for the end of a grace period.
+const GRACE_RETRY_MAX: Nanos = Nanos::from_millis(200);
+/// Longest time that a reply is on its way.
+const ON_ITS_WAY: Nanos = Nanos::from_secs(5);
+/// How often others wait for a silent client to return, per thousand events.
+const RETURN_PERMILLE: u32 = 20;
 /// Longest pause before an operation is tried again.
 const RETRY_AFTER_MAX: Nanos = Nanos::from_millis(3);
 /// The shortest step of time without anything to do; it is doubled up to this often.
@@ -45,7 +51,7 @@ const FIRST_OF_AUDITOR: OperationId = 1 << 63;
 
 /// How far a client is.
 #[derive(Clone, Debug)]
-enum Stage {
+pub(super) enum Stage {
     /// It has no session.
     New,
     /// It reclaims its opens and locks, the last first.
@@ -58,14 +64,16 @@ enum Stage {
 }
 
 impl Stage {
-    fn is_ready(&self) -> bool {
+    pub(super) fn is_ready(&self) -> bool {
         matches!(self, Self::Ready)
     }
 }
 
-struct ClientSide {
-    session: FileClient,
-    stage: Stage,
+pub(super) struct ClientSide {
+    pub(super) session: FileClient,
+    pub(super) stage: Stage,
+    /// When its session began.
+    established_at: Nanos,
     /// Operations that are to be sent again.
     again: Vec<(Nanos, OperationId)>,
     /// It is to send the next request of its stage.
@@ -81,7 +89,7 @@ pub struct FileWorld {
     pub trace: Trace,
     pub(super) random: Random,
     pub(super) server: FileServer,
-    clients: Vec<ClientSide>,
+    pub(super) clients: Vec<ClientSide>,
     /// A client without faults, which compares the volume with the model.
     auditor: FileClient,
     auditor_is_ready: bool,
@@ -95,6 +103,12 @@ pub struct FileWorld {
     fails_until: Option<Nanos>,
     /// Steps since anything was done.
     idle_steps: u32,
+    /// When the grace period ends at the latest, and since when every client has reclaimed.
+    pub(super) grace_ends_at: Option<Nanos>,
+    pub(super) complete_since: Option<Nanos>,
+    killed_at: Nanos,
+    /// Times at which a client was silent.
+    pub(super) silences: u64,
     /// Events so far.
     pub event: u64,
     /// Answered operations.
@@ -124,6 +138,7 @@ impl FileWorld {
                 Random::new(seed, 0xF200 + number as u64),
             ),
             stage: Stage::New,
+            established_at: Nanos::ZERO,
             again: Vec::new(),
             continues: false,
         };
@@ -156,6 +171,10 @@ impl FileWorld {
             server_starts_at: None,
             fails_until: None,
             idle_steps: 0,
+            grace_ends_at: None,
+            complete_since: None,
+            killed_at: Nanos::ZERO,
+            silences: 0,
             event: 0,
             answered: 0,
             kills: 0,
@@ -180,6 +199,10 @@ impl FileWorld {
                 read_only: self.read_only,
                 locks_granted: self.model.locks_granted,
                 refusals: self.model.refusals,
+                silences: self.silences,
+                dropped: self.model.drops,
+                reclaims: self.model.reclaims,
+                reclaims_refused: self.model.reclaims_refused,
             },
             time: self.now(),
             ..Figures::default()
@@ -203,11 +226,13 @@ impl FileWorld {
         self.begin_model()?;
         while self.event < self.swarm.events {
             self.event += 1;
-            self.faults();
+            self.faults()?;
             if self.model.device_fails && self.random.permille(OPERATOR_PERMILLE) {
                 self.end_failure()?;
             }
             if self.must_audit {
+                self.await_client()?;
+                self.tempt();
                 self.audit(false)?;
             } else if self.random.permille(5) {
                 self.audit(true)?;
@@ -229,7 +254,7 @@ impl FileWorld {
     }
 
     /// Draws the faults of an event.
-    fn faults(&mut self) {
+    fn faults(&mut self) -> Result<(), String> {
         let faults = self.swarm.faults;
         let client = self.random.below(self.clients.len() as u64) as usize;
         if self.random.permille(faults.cut) {
@@ -266,6 +291,17 @@ impl FileWorld {
             let power_fails = self.random.permille(faults.power);
             self.kill(power_fails);
         }
+        if faults.silence == 0 {
+            return Ok(());
+        }
+        if self.has_silent_client() {
+            if self.random.permille(RETURN_PERMILLE) {
+                self.await_return()?;
+            }
+        } else if self.random.permille(faults.silence) {
+            self.silence(client)?;
+        }
+        Ok(())
     }
 
     /// Requests to the device fail for a while, and then succeed again.
@@ -340,6 +376,7 @@ impl FileWorld {
             "the server is killed; power fails: {power_fails}"
         ));
         self.kills += 1;
+        self.killed_at = self.now();
         self.server.kill(power_fails);
         self.server.end_failure();
         self.fails_until = None;
@@ -383,6 +420,7 @@ impl FileWorld {
             return Ok(());
         }
         self.server_starts_at = None;
+        self.begin_grace();
         for side in &mut self.clients {
             if side.stage.is_ready() {
                 (side.stage, side.continues) = (Stage::Probing, true);
@@ -392,7 +430,7 @@ impl FileWorld {
     }
 
     /// The clients that can begin an operation.
-    fn ready(&self) -> Vec<usize> {
+    pub(super) fn ready(&self) -> Vec<usize> {
         let sides = self.clients.iter().enumerate();
         let ready = sides.filter(|(_, it)| it.stage.is_ready() && it.session.is_free());
         ready.map(|(client, _)| client).collect()
@@ -420,7 +458,7 @@ impl FileWorld {
         }
     }
 
-    fn begin(&mut self, client: usize, action: Action) {
+    pub(super) fn begin(&mut self, client: usize, action: Action) {
         let id = self.model.next_operation();
         self.note(format_args!("client {client} begins {id}: {action:?}"));
         match action {
@@ -442,6 +480,9 @@ impl FileWorld {
     fn send(&mut self, client: usize, id: OperationId) {
         let now = self.now();
         self.model.begin_sharing(id);
+        if let Some(pending) = self.model.pending.get_mut(&id) {
+            pending.sent_at = now;
+        }
         let side = &mut self.clients[client];
         if let Some(pending) = self.model.pending.get(&id) {
             let action = &pending.action;
@@ -463,6 +504,7 @@ impl FileWorld {
     /// One turn of the server and every client, and the time until the next one.
     pub(super) fn step(&mut self, latest: Nanos) -> Result<(), String> {
         self.start_server()?;
+        self.advance_leases();
         if self.fails_until.is_some_and(|it| it <= self.now()) {
             self.fails_until = None;
             self.server.end_failure();
@@ -534,6 +576,12 @@ impl FileWorld {
             }
             Event::SessionLost(operations) => {
                 self.note(format_args!("client {client} has lost its session"));
+                let was_killed = self.clients[client].established_at <= self.killed_at + ON_ITS_WAY;
+                if !was_killed && !self.model.may_lose_session(client) {
+                    return Err(format!(
+                        "client {client} has lost its session without a reason"
+                    ));
+                }
                 let side = &mut self.clients[client];
                 side.stage = Stage::New;
                 side.again.clear();
@@ -553,6 +601,11 @@ impl FileWorld {
             }
             Event::Answered(id, answer) => {
                 self.answered += 1;
+                let is_pending = self.model.pending.contains_key(&id);
+                if is_pending && self.clients[client].stage.is_ready() {
+                    let returned = self.model.returned(client);
+                    returned.map_err(|error| format!("client {client}: {id}: {error}"))?;
+                }
                 let verdict = self.model.answered(id, &answer, self.swarm.is_tight);
                 let verdict = verdict.map_err(|error| format!("client {client}: {id}: {error}"))?;
                 let status = answer.results()?.0;
@@ -560,6 +613,12 @@ impl FileWorld {
                     "client {client}: {id} is answered: {status:?}"
                 ));
                 match verdict {
+                    Verdict::Grace(sent_at) => {
+                        self.check_grace(sent_at)?;
+                        let pause = Nanos(self.random.below(GRACE_RETRY_MAX.as_nanos()));
+                        let at = self.now() + pause;
+                        self.clients[client].again.push((at, id));
+                    }
                     Verdict::Again { pauses } => {
                         let pause = match pauses {
                             true => Nanos(self.random.below(RETRY_AFTER_MAX.as_nanos())),
@@ -585,6 +644,7 @@ impl FileWorld {
         if lost.is_empty() {
             self.model.drop_opens(client);
         }
+        self.clients[client].established_at = self.now();
         self.clients[client].stage = Stage::Reclaiming(lost);
         self.clients[client].continues = true;
     }
@@ -595,13 +655,19 @@ impl FileWorld {
         match &mut side.stage {
             Stage::New | Stage::Ready => {}
             Stage::Reclaiming(lost) => match lost.pop() {
-                Some(action) => self.begin(client, action),
+                Some(action) => match self.model.can_reclaim(client, &action) {
+                    true => self.begin(client, action),
+                    false => side.continues = true,
+                },
                 None => {
                     side.stage = Stage::Completing;
                     self.begin(client, Action::ReclaimComplete);
                 }
             },
-            Stage::Completing => side.stage = Stage::Ready,
+            Stage::Completing => {
+                side.stage = Stage::Ready;
+                self.model.dropped.remove(&client);
+            }
             Stage::Probing => {
                 side.stage = Stage::Completing;
                 self.begin(client, Action::Renew);
@@ -681,7 +747,11 @@ impl FileWorld {
                     return Ok(answer);
                 }
                 is_sent = false;
-                self.run_for(RETRY_AFTER_MAX)?;
+                let pause = match status {
+                    files_spec::Status::GRACE => GRACE_RETRY_MAX,
+                    _ => RETRY_AFTER_MAX,
+                };
+                self.run_for(pause)?;
             }
             if self.now() >= latest {
                 return Err(format!("the auditor is not answered: {operations:?}"));
