@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use appliance_config::{Backing, Config, DriveNamespace};
 use arc_swap::ArcSwap;
-use block::Device;
+use block::{DataPath, Device};
 use hugemem::Arena;
 use nvme_driver::{Drive, DriveError, DriveOwner};
 use reactors::{PollerId, ReactorHandle};
@@ -120,6 +120,19 @@ enum Stage {
     Dropping(Receiver<()>),
 }
 
+/// How the data of a device on a drive takes its way.
+fn data_path(device: &appliance_config::Device) -> DataPath {
+    let Backing::Nvme(settings) = device.backing else {
+        return DataPath::Host;
+    };
+    match settings.data_path {
+        appliance_config::DataPath::Host => DataPath::Host,
+        appliance_config::DataPath::DriveMemory | appliance_config::DataPath::Auto => {
+            DataPath::DeviceMemory
+        }
+    }
+}
+
 impl AcquiredDrive {
     /// Whether it has the queue depth and the deadline of `settings`.
     fn has_settings(&self, settings: DriveNamespace) -> bool {
@@ -135,7 +148,8 @@ impl AcquiredDrive {
     ) -> Result<(Arc<dyn Device>, Content), DriveError> {
         let name = device.name.as_str();
         let uuid = device.uuid.map_or([0; 16], |uuid| *uuid.as_bytes());
-        let opened = self.drive.device(nsid, name, uuid)?;
+        let data_path = data_path(device);
+        let opened = self.drive.device_on_path(nsid, name, uuid, data_path)?;
         self.users.push(User {
             name: name.to_owned(),
             device: Arc::downgrade(&opened),

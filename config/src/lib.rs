@@ -45,8 +45,8 @@ pub use files::{FileListener, Files, Share, Squash, Volume};
 pub use load::LoadError;
 pub use model::{
     Access, AnaEntry, AnaState, Appliance, Backing, Config, Control, Cores, CoresNotAllowed,
-    Device, Digest, DriveNamespace, Export, HostAuthentication, Idle, Key, KeySource, Limits,
-    Listener, Mask, MaskedAccess, Namespace, Operations, Pages, RateLimit, RateScope, Tls,
+    DataPath, Device, Digest, DriveNamespace, Export, HostAuthentication, Idle, Key, KeySource,
+    Limits, Listener, Mask, MaskedAccess, Namespace, Operations, Pages, RateLimit, RateScope, Tls,
     TlsRecords, Transport,
 };
 pub use notice::Notice;

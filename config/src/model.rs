@@ -360,6 +360,19 @@ words! {
 }
 
 words! {
+    /// How the data of copies that hosts request takes its way.
+    DataPath {
+        /// Through the arena.
+        Host = "host",
+        /// Through the controller memory buffer of a drive that all drives of the copy reach, while
+        /// there is room; else through the arena.
+        DriveMemory = "drive-memory",
+        /// The best one of those that are there.
+        Auto = "auto",
+    }
+}
+
+words! {
     /// Whether TLS 1.3 protects the connections of a listener.
     Tls {
         /// Never.
@@ -516,7 +529,7 @@ pub enum Backing {
 
 table! {
     /// A namespace of an NVMe drive, and the settings of the drive. Devices on one drive have
-    /// different namespaces and agree in all other settings.
+    /// different namespaces and agree in all other settings but the data path.
     #[derive(Copy)]
     pub struct DriveNamespace by hand {
         /// The drive's PCI function.
@@ -541,6 +554,14 @@ table! {
             absent DriveNamespace::COMMAND_DEADLINE_DEFAULT
             => "for `nvme` `10s`, not allowed otherwise",
             like "\"5s\"";
+        /// How the data of copies (NVMe Copy) to and from the device takes its way: `host` is through
+        /// `memory`; `drive-memory` and `auto` are through the controller memory buffer of a drive
+        /// that all drives of the copy reach, and through `memory` where there is none. So far, only
+        /// QEMU's drives have proven it. Devices on one drive may differ.
+        data_path: DataPath = Word::<DataPath>::new(),
+            absent DriveNamespace::DATA_PATH_DEFAULT
+            => "for `nvme` `host`, not allowed otherwise",
+            like "\"auto\"";
     }
 }
 
@@ -551,6 +572,8 @@ impl DriveNamespace {
     pub const QUEUE_DEPTH_DEFAULT: u16 = 256;
     /// The default command deadline.
     pub const COMMAND_DEADLINE_DEFAULT: Period = Period::from_millis(10_000);
+    /// The default data path.
+    pub const DATA_PATH_DEFAULT: DataPath = DataPath::Host;
 }
 
 impl Backing {

@@ -467,7 +467,13 @@ fn documented_examples_are_accepted() {
         for key in section.keys() {
             let text = with_key(section, key.name, key.example);
             // Some keys require a device of another type than the minimal file's.
-            let of_drive = ["pci", "namespace", "queue_depth", "command_deadline"];
+            let of_drive = [
+                "pci",
+                "namespace",
+                "queue_depth",
+                "command_deadline",
+                "data_path",
+            ];
             let text = match (section.path, key.name) {
                 ("device", "type") if key.example == DRIVE_TYPE => with_drive(&text),
                 ("device", "pci") => with_drive(&text).replace(DRIVE_ADDRESS, ""),
@@ -627,6 +633,7 @@ fn drive_defaults_and_short_pci_address() {
         namespace: 1,
         queue_depth: DriveNamespace::QUEUE_DEPTH_DEFAULT,
         command_deadline: DriveNamespace::COMMAND_DEADLINE_DEFAULT,
+        data_path: DriveNamespace::DATA_PATH_DEFAULT,
     };
     assert_eq!(config.devices[0].backing, Backing::Nvme(drive));
     assert_eq!(config.devices[0].backing.block_size(), None);
@@ -636,6 +643,24 @@ fn drive_defaults_and_short_pci_address() {
         "{printed}"
     );
     assert!(printed.contains("command_deadline = \"10s\""), "{printed}");
+    assert!(printed.contains("data_path = \"host\""), "{printed}");
+}
+
+/// The data path is that of a device, not of its drive, and a change opens the device again.
+#[test]
+fn devices_of_a_drive_have_data_paths_of_their_own() {
+    let second = |path: &str| {
+        let table = "[[device]]\nname = \"second\"\ntype = \"nvme\"\npci = \"0000:01:00.0\"\n";
+        let text = format!(
+            "{}\n{table}namespace = 2\ndata_path = \"{path}\"\n",
+            with_drive(MINIMAL)
+        );
+        Config::parse("drive.toml", &text).unwrap()
+    };
+    let (host, auto) = (second("host"), second("auto"));
+    let steps = host.difference(&auto);
+    let steps: Vec<String> = steps.iter().map(ToString::to_string).collect();
+    assert_eq!(steps, ["close device second", "open device second (nvme)"]);
 }
 
 #[test]

@@ -369,6 +369,8 @@ fn drives(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
 /// The first drive key in which two devices of a drive differ.
 fn difference(one: &DriveDraft, other: &DriveDraft) -> Option<&'static str> {
     let lines = one.drive.lines().into_iter().zip(other.drive.lines());
-    let differs = |(one, other): &(Line, Line)| one.key != "namespace" && one.value != other.value;
+    let is_of_namespace = |key| ["namespace", "data_path"].contains(&key);
+    let differs =
+        |(one, other): &(Line, Line)| !is_of_namespace(one.key) && one.value != other.value;
     lines.into_iter().find(differs).map(|(line, _)| line.key)
 }

@@ -8,22 +8,6 @@
 . "$(dirname "$0")/lib/drives.sh"
 . "$(dirname "$0")/lib/copies.sh"
 
-canary="this block is not in host memory"
-
-# canaries: how many lines of the appliance's memory have the text of the copied blocks.
-canaries() {
-  local range permissions begin end found=0 count
-  while read -r range permissions _; do
-    begin=$((16#${range%-*})) end=$((16#${range#*-}))
-    case $permissions in rw*) ;; *) continue ;; esac
-    # Unreadable parts, such as registers of drives, end the read.
-    count=$(dd if="/proc/$windlass/mem" bs=1M iflag=skip_bytes,count_bytes skip=$begin \
-      count=$((end - begin)) 2> /dev/null | grep -acF "$canary" || true)
-    found=$((found + count))
-  done < "/proc/$windlass/maps"
-  echo "$found"
-}
-
 # through_memory COPY…: the copy is complete, and every byte was in the memory of a drive.
 through_memory() {
   show copy "$@" --drive-memory

@@ -30,7 +30,10 @@ pub(crate) fn status() -> Status {
             "reservations_damaged": false, "block_size": 512,
             "block_count": 2097152, "media_errors": 0, "flushes": 0, "waits": 0, "temperature_celsius": 41,
             "available_spare_percent": 100, "used_percent": 3, "warnings": [],
-            "totals": TOTALS, "latency": null, "drive": {"commands": 7}}],
+            "totals": TOTALS, "latency": null, "drive": {"commands": 7},
+            "data_path": "auto", "drive_memory": {"slice_bytes": 262144, "slices": 60, "taken": 1,
+                "leases": 9, "exhausted": 0, "lost": 0, "not_shared": null},
+            "copies": {"host": 1, "drive_memory": 8}, "copies_on_host_path": {"exhausted": 1}}],
         "exports": [{"nqn": "nqn.2026-11.org.windlass:rack7-a.fast", "namespaces": [
             {"nsid": 1, "device": "fast0", "bytes": 1073741824, "uuid": ""}],
             "listeners": ["san"], "controllers": 1, "totals": TOTALS, "latency": LATENCY,

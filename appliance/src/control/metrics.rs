@@ -1,7 +1,7 @@
 //! `GET /metrics`: the counters in Prometheus' text format (OpenMetrics 1.0).
 //!
 //! Labels, with their largest number of values: `reactor` 256; `device`, `export` and the
-//! namespaces of `windlass_namespace` 128 each; `listener` 64; `slice_bytes` 5; the ANA groups of all
+//! namespaces of `windlass_namespace` 128 each; `listener` 64; `slice_bytes` 5; `path` and `reason` of copies 2 and 6; the ANA groups of all
 //! exports 128, each at the export's listeners, with one `state`; `key` 4096; `volume` and `share`
 //! as many as the configuration has; the `operation` of a file service 74. Names of hosts come
 //! from the network, so they are escaped, and the number of their series is bounded, in the order
@@ -264,7 +264,27 @@ impl Scrape {
             let help = "What the driver counts of the drive that the device is on.";
             out.counter(&format!("drive_{name}"), help, samples.collect())?;
         }
-        Ok(())
+        self.copies(out)
+    }
+
+    /// The ways of the copies that hosts requested, by destination.
+    fn copies(&self, out: &mut Families<'_, '_>) -> fmt::Result {
+        let by = |key: &'static str, counts: fn(&DeviceStatus) -> &BTreeMap<String, u64>| {
+            let devices = self.status.devices.iter();
+            let samples = devices.flat_map(move |one| {
+                counts(one).iter().map(move |(word, count)| {
+                    let labels = vec![("device", one.name.clone()), (key, word.clone())];
+                    (labels, *count)
+                })
+            });
+            samples.collect()
+        };
+        let help = "Copies of hosts to a device that succeeded, by the way of their data.";
+        out.counter("device_copies", help, by("path", |one| &one.copies))?;
+        let help = "Copies of hosts to a device that took the way through memory of the machine \
+                    although another one is allowed, by reason.";
+        let samples = by("reason", |one| &one.copies_on_host_path);
+        out.counter("device_copies_on_host_path", help, samples)
     }
 
     fn exports(&self, out: &mut Families<'_, '_>) -> fmt::Result {

@@ -30,6 +30,7 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
     let mut findings = vec![of(&status.memory)];
     findings.extend(status.devices.iter().filter_map(damage_of));
     findings.extend(status.devices.iter().filter_map(damaged_reservations_of));
+    findings.extend(status.devices.iter().filter_map(data_path_of));
     findings.extend(inaccessible_groups(&status.ana));
     findings.extend(lost_rdma(&status.transports));
     findings
@@ -83,6 +84,53 @@ fn damaged_reservations_of(device: &DeviceStatus) -> Option<Finding> {
         );
         Finding::broken("running", text, fix)
     })
+}
+
+/// The way of the data of copies to a device that may use memory of drives, and why it does not.
+fn data_path_of(device: &DeviceStatus) -> Option<Finding> {
+    let path = device.data_path.as_deref().filter(|path| *path != "host")?;
+    let name = &device.name;
+    let Some(memory) = &device.drive_memory else {
+        let text = format!(
+            "device {name} has data_path = \"{path}\", but its drive has no controller memory buffer \
+             that holds data of reads and writes (CMBSZ.RDS and WDS), or is not ready: copies use that \
+             of the other drive, or `memory`"
+        );
+        let fix = "nvme show-regs -H shows CMBSZ while the kernel has the drive; none if another drive \
+                   has such a buffer, else data_path = \"host\"";
+        return Some(Finding::slow("running", text, fix));
+    };
+    if let Some(why) = &memory.not_shared {
+        let text = format!(
+            "device {name} has data_path = \"{path}\", but other drives cannot use the memory of its \
+             drive, because {why}: copies to and from them use theirs, or `memory`"
+        );
+        let fix = "one IOMMU container for all drives: VFIO type 1 (`vfio_iommu_type1`), not iommufd, \
+                   and no ACS redirection between the drives that the platform forbids";
+        return Some(Finding::slow("running", text, fix));
+    }
+    let count = |path: &str| device.copies.get(path).copied().unwrap_or(0);
+    let reasons = device
+        .copies_on_host_path
+        .iter()
+        .filter(|(_, count)| **count > 0);
+    let reasons: Vec<String> = reasons
+        .map(|(word, count)| format!("{word} {count}"))
+        .collect();
+    let reasons = match reasons.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", reasons.join(", ")),
+    };
+    let text = format!(
+        "device {name}: {} slices of {} in the memory of its drive, {} lost; {} copies went through \
+         memory of drives, {} through `memory`{reasons}",
+        memory.slices,
+        quantity::bytes(memory.slice_bytes),
+        memory.lost,
+        count("drive_memory"),
+        count("host"),
+    );
+    Some(Finding::fine("running", text))
 }
 
 /// A finding for each ANA group that hosts can access at no listener of its export. That is normal
@@ -145,7 +193,8 @@ mod tests {
                 "block_size": 512, "block_count": 8, "media_errors": 0, "flushes": 0, "waits": 0,
                 "temperature_celsius": null, "available_spare_percent": null,
                 "used_percent": null, "warnings": [], "totals": {}, "latency": null,
-                "drive": null}}"#,
+                "drive": null, "data_path": null, "drive_memory": null, "copies": {{}},
+                "copies_on_host_path": {{}}}}"#,
                 serde_json::to_string(&Totals::default()).expect("numbers"),
             );
             serde_json::from_str::<DeviceStatus>(&text).expect("a device")
@@ -162,6 +211,57 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Broken);
         device.reservations_damaged = false;
         assert!(damaged_reservations_of(&device).is_none());
+    }
+
+    #[test]
+    fn data_path_is_explained() {
+        let finding = |path: &str, memory: &str| {
+            let text = format!(
+                r#"{{"name": "a1", "type": "nvme", "state": "ready", "damage": null,
+                "reservations_damaged": false, "block_size": 512, "block_count": 8,
+                "media_errors": 0, "flushes": 0, "waits": 0, "temperature_celsius": null,
+                "available_spare_percent": null, "used_percent": null, "warnings": [],
+                "totals": {}, "latency": null, "drive": null, "data_path": {path},
+                "drive_memory": {memory}, "copies": {{"host": 2, "drive_memory": 5}},
+                "copies_on_host_path": {{"exhausted": 2, "busy": 0}}}}"#,
+                serde_json::to_string(&Totals::default()).expect("numbers"),
+            );
+            let device = serde_json::from_str::<DeviceStatus>(&text).expect("a device");
+            data_path_of(&device)
+        };
+        let memory = |not_shared: &str| {
+            format!(
+                r#"{{"slice_bytes": 262144, "slices": 60, "taken": 0, "leases": 7, "exhausted": 2,
+                "lost": 1, "not_shared": {not_shared}}}"#
+            )
+        };
+        assert!(finding("null", "null").is_none());
+        assert!(finding(r#""host""#, &memory("null")).is_none());
+        for (memory, verdict, parts) in [
+            ("null".to_owned(), Verdict::Slow, vec!["CMBSZ.RDS and WDS"]),
+            (
+                memory(r#""the kernel does not map it""#),
+                Verdict::Slow,
+                vec!["because the kernel does not map it"],
+            ),
+            (
+                memory("null"),
+                Verdict::Fine,
+                vec![
+                    "60 slices",
+                    "1 lost",
+                    "5 copies",
+                    "2 through `memory` (exhausted 2)",
+                ],
+            ),
+        ] {
+            let finding = finding(r#""auto""#, &memory).expect("it is explained");
+            assert_eq!(finding.verdict, verdict);
+            for part in parts {
+                assert!(finding.text.contains(part), "{}", finding.text);
+            }
+            assert_eq!(finding.fix.is_some(), verdict == Verdict::Slow);
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod ana;
 mod copies;
+mod drive_memory;
 mod files;
 mod keys;
 mod paces;
@@ -25,6 +26,7 @@ pub(crate) use ana::{AnaAnswer, AnaChange, AnaInput, AnaRequest, AnaStatus, AnaW
 pub(crate) use copies::{
     AbortCopyAnswer, AbortCopyRequest, CopyRequest, CopyState, CopyStatus, StartCopyAnswer,
 };
+pub(crate) use drive_memory::DriveMemoryStatus;
 pub(crate) use files::{
     EvictClientAnswer, EvictClientRequest, FileClientStatus, FileListenerStatus,
     FileOperationStatus, FileServiceStatus, FilesStatus, OperationSample, ShareInput, ShareStatus,
@@ -295,6 +297,17 @@ measured! {
         latency: Option<Latency> = input.latency;
         /// What the driver counts of the drive that the device is on, by name; none for other types.
         drive: Option<BTreeMap<String, u64>> = input.drive_counters();
+        /// How data of copies takes its way, `data_path` of the configuration; none for types other
+        /// than `nvme`.
+        data_path: Option<String> = input.data_path();
+        /// The controller memory buffer of its drive, as far as it holds data; none without one.
+        drive_memory: Option<DriveMemoryStatus> =
+            input.seen.and_then(|seen| seen.memory.as_deref()).map(DriveMemoryStatus::from);
+        /// Copies of hosts to it that succeeded, by the way of their data: `host` or `drive_memory`.
+        copies: BTreeMap<String, u64> = input.copies();
+        /// Copies of hosts to it that took or continued on the way through `memory` although
+        /// `data_path` allows another one, by reason.
+        copies_on_host_path: BTreeMap<String, u64> = input.copies_on_host_path();
     }
 }
 

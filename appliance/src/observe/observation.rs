@@ -9,10 +9,10 @@ use appliance_config::{Config, Name};
 use block::Health;
 use files_server::ShareCounters;
 use files_tcp::VolumeLevels;
-use hugemem::ArenaCounters;
+use hugemem::{ArenaCounters, DeviceMemory};
 use nvme_target::{
-    DeviceIndex, KeyUse, PaceSnapshot, RateLimitSnapshot, TargetLatency, TargetSnapshot,
-    TargetStatuses,
+    CopyTotals, DeviceIndex, KeyUse, PaceSnapshot, RateLimitSnapshot, TargetLatency,
+    TargetSnapshot, TargetStatuses,
 };
 use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
@@ -181,6 +181,10 @@ pub(crate) struct DeviceSample {
     pub(crate) has_damaged_reservations: bool,
     /// The counters of the driver, for a device on a drive.
     pub(crate) drive: Option<BTreeMap<&'static str, u64>>,
+    /// The memory of the device itself.
+    pub(crate) memory: Option<Arc<DeviceMemory>>,
+    /// The ways of the copies to it.
+    pub(crate) copies: CopyTotals,
 }
 
 impl Observation {
@@ -459,6 +463,8 @@ fn devices(sources: &Sources) -> Vec<DeviceSample> {
                 health: device.health(),
                 has_damaged_reservations: damaged.contains(&place),
                 drive: drive.map(|drive| drive.counters().into_iter().collect()),
+                memory: device.device_memory(),
+                copies: sources.target.copy_totals(place),
             }
         })
         .collect()

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::UNIX_EPOCH;
 
-use appliance_config::{Config, Device, Export, Key, Listener, Name};
+use appliance_config::{Backing, Config, Device, Export, Key, Listener, Name};
 use block::{Damage, Health, HealthState, HealthWarnings};
 use nvme_target::{
-    ControllerSnapshot, ControllerState, IoTotals, QueueAuthentication, QueueChannel, Stage,
-    StatusCounts,
+    ControllerSnapshot, ControllerState, HostPathReason, IoTotals, QueueAuthentication,
+    QueueChannel, Stage, StatusCounts,
 };
 use reactors::Nanos;
 
@@ -446,6 +446,30 @@ impl DeviceInput<'_> {
         let counters = self.seen?.drive.as_ref()?.iter();
         let named = counters.map(|(name, value)| ((*name).to_owned(), *value));
         Some(named.collect())
+    }
+
+    pub(crate) fn data_path(&self) -> Option<String> {
+        match self.device.backing {
+            Backing::Nvme(drive) => Some(drive.data_path.word().to_owned()),
+            Backing::Memory { .. } | Backing::File { .. } | Backing::Null { .. } => None,
+        }
+    }
+
+    pub(crate) fn copies(&self) -> BTreeMap<String, u64> {
+        let copies = self.seen.map(|seen| seen.copies).unwrap_or_default();
+        let paths = [
+            ("host", copies.host),
+            ("drive_memory", copies.device_memory),
+        ];
+        let paths = paths.map(|(path, count)| (path.to_owned(), count));
+        paths.into()
+    }
+
+    pub(crate) fn copies_on_host_path(&self) -> BTreeMap<String, u64> {
+        let copies = self.seen.map(|seen| seen.copies).unwrap_or_default();
+        let reasons = HostPathReason::WORDS;
+        let reasons = reasons.map(|(reason, word)| (word.to_owned(), copies.reason(reason)));
+        reasons.into()
     }
 }
 

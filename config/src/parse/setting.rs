@@ -7,7 +7,9 @@ use toml::de::DeValue;
 use uuid::Uuid;
 
 use crate::files::Squash;
-use crate::model::{AnaState, Digest, Idle, Operations, Pages, Tls, TlsRecords, Transport};
+use crate::model::{
+    AnaState, DataPath, Digest, Idle, Operations, Pages, Tls, TlsRecords, Transport,
+};
 use crate::problem::ProblemKind;
 use crate::suggest::{excerpt_of, listed, nearest};
 use crate::value::{
@@ -145,7 +147,7 @@ macro_rules! word_settings {
 }
 
 word_settings!(
-    AnaState, Digest, Idle, Operations, Pages, Squash, Tls, TlsRecords, Transport
+    AnaState, DataPath, Digest, Idle, Operations, Pages, Squash, Tls, TlsRecords, Transport
 );
 
 impl Setting for bool {

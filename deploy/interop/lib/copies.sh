@@ -36,3 +36,20 @@ drive_table() {
   shift 2
   [ $# = 0 ] || printf '%s\n' "$@"
 }
+
+# A text in blocks that no memory of the machine may have.
+canary="this block is not in host memory"
+
+# canaries: how many lines of the appliance's memory have the text of the copied blocks.
+canaries() {
+  local range permissions begin end found=0 count
+  while read -r range permissions _; do
+    begin=$((16#${range%-*})) end=$((16#${range#*-}))
+    case $permissions in rw*) ;; *) continue ;; esac
+    # Unreadable parts, such as registers of drives, end the read.
+    count=$(dd if="/proc/$windlass/mem" bs=1M iflag=skip_bytes,count_bytes skip=$begin \
+      count=$((end - begin)) 2> /dev/null | grep -acF "$canary" || true)
+    found=$((found + count))
+  done < "/proc/$windlass/maps"
+  echo "$found"
+}

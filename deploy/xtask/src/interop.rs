@@ -301,6 +301,18 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 480,
     },
     Scenario {
+        name: "nvme-copy",
+        script: "nvme-copy.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[
+                "--nvme", "2", "--ns", "3", "--size", "64M", "--huge", "96", "--cmb", "16",
+            ],
+            namespaces: 5,
+        }),
+        timeout_s: 480,
+    },
+    Scenario {
         name: "drive-upgrade",
         script: "drive-upgrade.sh",
         connect: "",

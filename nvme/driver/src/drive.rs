@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use block::{
-    Device, DeviceIdentity, DeviceQueue, ERROR_RECORDS_MAX, ErrorRecord, Geometry, Health,
-    HealthCounters, HealthState, OpenError, QueueOptions,
+    DataPath, Device, DeviceIdentity, DeviceQueue, ERROR_RECORDS_MAX, ErrorRecord, Geometry,
+    Health, HealthCounters, HealthState, OpenError, QueueOptions,
 };
 use hugemem::DeviceMemory;
 use nvme_spec::NSID_BROADCAST;
@@ -151,6 +151,20 @@ impl Drive {
         name: &str,
         uuid: [u8; 16],
     ) -> Result<Arc<dyn Device>, DriveError> {
+        self.device_on_path(nsid, name, uuid, DataPath::Host)
+    }
+
+    /// As [`device`](Self::device). The data may take its way by this path.
+    ///
+    /// # Errors
+    /// [`DriveError::NoNamespace`] and [`DriveError::Namespace`].
+    pub fn device_on_path(
+        &self,
+        nsid: u32,
+        name: &str,
+        uuid: [u8; 16],
+        data_path: DataPath,
+    ) -> Result<Arc<dyn Device>, DriveError> {
         let identity = self.identity();
         let namespace = identity
             .namespace(nsid)
@@ -167,6 +181,7 @@ impl Drive {
             },
             geometry,
             namespace_limits,
+            data_path,
             namespace: namespace.clone(),
             counters: Arc::default(),
             shared: Arc::clone(&self.shared),
@@ -299,6 +314,7 @@ struct NamespaceDevice {
     identity: DeviceIdentity,
     geometry: Geometry,
     namespace_limits: NamespaceLimits,
+    data_path: DataPath,
     namespace: Namespace,
     counters: Arc<HealthCounters>,
     shared: Arc<Shared>,
@@ -411,6 +427,7 @@ impl Device for NamespaceDevice {
         };
         Ok(Box::new(NamespaceQueue {
             pair,
+            data_path: self.data_path,
             geometry: self.geometry,
             namespace_limits,
             status: Arc::clone(&self.namespace.status),

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{
-    CompletionBatch, DeviceError, DeviceQueue, Drain, Geometry, QueueCounters, Refusal, Request,
-    SharedQueues,
+    CompletionBatch, DataPath, DeviceError, DeviceQueue, Drain, Geometry, QueueCounters, Refusal,
+    Request, SharedQueues,
 };
 
 use hugemem::{DeviceLease, DeviceMemory};
@@ -20,6 +20,7 @@ pub(crate) struct NamespaceQueue {
     pub(crate) pair: Rc<RefCell<Pair>>,
     pub(crate) geometry: Geometry,
     pub(crate) namespace_limits: NamespaceLimits,
+    pub(crate) data_path: DataPath,
     pub(crate) status: Arc<StatusCell>,
     pub(crate) counters: QueueCounters,
     pub(crate) in_flight: usize,
@@ -78,6 +79,10 @@ impl DeviceQueue for NamespaceQueue {
         self.pair.borrow().data_memory.clone()
     }
 
+    fn data_path(&self) -> DataPath {
+        self.data_path
+    }
+
     fn blocks_in(&self, memory: &Arc<DeviceMemory>) -> u32 {
         if !self.pair.borrow().reaches(memory) {
             return 0;
@@ -91,6 +96,7 @@ impl DeviceQueue for NamespaceQueue {
         &mut self,
         request: Request,
         lease: &mut DeviceLease,
+        offset: usize,
     ) -> Result<(), Refusal> {
         if let Some(error) = self.rejection() {
             return Err(Refusal::Never(request, error));
@@ -102,7 +108,7 @@ impl DeviceQueue for NamespaceQueue {
             return Err(Refusal::Later(request));
         }
         let mut pair = self.pair.borrow_mut();
-        pair.submit_in_device(self.index, &self.namespace_limits, request, lease)?;
+        pair.submit_in_device(self.index, &self.namespace_limits, request, (lease, offset))?;
         self.in_flight += 1;
         Ok(())
     }

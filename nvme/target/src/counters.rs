@@ -1,7 +1,9 @@
 //! Counters of one core, written only by its reactor and readable from any thread.
 
+mod copies;
 mod handover;
 
+pub use copies::{CopyCounters, CopyTotals, HostPathReason};
 pub use reactors::Counter;
 
 use crate::stages::Histograms;
@@ -139,6 +141,8 @@ pub struct CoreCounters {
     pub executions: Counter,
     /// By device index.
     pub devices: Box<[IoCounters]>,
+    /// By device index.
+    pub copies: Box<[CopyCounters]>,
     /// Errors of commands that belong to no subsystem.
     pub(crate) statuses: StatusTable,
     /// Time that commands spend in each device.
@@ -151,6 +155,7 @@ impl CoreCounters {
     pub(crate) fn new(devices: usize, queues: usize) -> Self {
         Self {
             devices: (0..devices).map(|_| IoCounters::default()).collect(),
+            copies: (0..devices).map(|_| CopyCounters::default()).collect(),
             device_latency: (0..devices).map(|_| Histograms::default()).collect(),
             queue_slots: (0..queues).map(|_| IoCounters::default()).collect(),
             ..Self::default()

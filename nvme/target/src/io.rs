@@ -587,13 +587,7 @@ pub(crate) fn check_copy_ranges(
     }
     check_range(destination, work.lba, blocks)?;
     // NVM 1.1 §3.3.2: a destination that overlaps the sources is allowed with format 0 only.
-    let overlaps = |range: &CopyRange| {
-        let lba = range.slba.get();
-        let end = lba + u64::from(range.blocks());
-        lba < work.lba + u64::from(blocks) && work.lba < end
-    };
-    let is_there = |range: &&CopyRange| range.snsid.get() == work.nsid;
-    if names_sources(work) && ranges.iter().filter(is_there).any(overlaps) {
+    if names_sources(work) && ranges.iter().any(|range| overlaps(work, blocks, range)) {
         return Err(Fault::new(Status::OVERLAPPING_IO_RANGE));
     }
     Ok(IoWork {
@@ -601,6 +595,14 @@ pub(crate) fn check_copy_ranges(
         bytes: blocks << destination.block_shift,
         ..*work
     })
+}
+
+/// Whether a checked source range of a Copy that writes so many blocks overlaps its destination.
+pub(crate) fn overlaps(work: &IoWork, blocks: u32, range: &CopyRange) -> bool {
+    let lba = range.slba.get();
+    let end = lba + u64::from(range.blocks());
+    let is_there = !names_sources(work) || range.snsid.get() == work.nsid;
+    is_there && lba < work.lba + u64::from(blocks) && work.lba < end
 }
 
 /// Whether each source range of a Copy names its namespace.

@@ -65,7 +65,9 @@ pub use config::{
 };
 pub use controller::ControllerKind;
 pub use controller::state::ControllerState;
-pub use counters::{CoreCounters, Counter, IoCounters, IoTotals};
+pub use counters::{
+    CopyCounters, CopyTotals, CoreCounters, Counter, HostPathReason, IoCounters, IoTotals,
+};
 pub use eviction::{EvictedAssociations, HostName};
 pub use generated_keys::{GENERATED_KEYS_MAX, GeneratedKeys, Generation};
 pub use handover::{HandoverError, NotQuiet, RestoredConnection, UnfinishedCommands};

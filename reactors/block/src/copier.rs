@@ -64,7 +64,7 @@ pub struct CopyPlan {
     /// The smaller limit of both devices on one request in blocks.
     pub max_transfer_blocks: u32,
     /// Move data through memory of one of the devices that the other one reaches, while there is any
-    /// ([`DeviceSet::shared_memory`]).
+    /// ([`DeviceSet::take_device_memory`]).
     pub in_device: bool,
 }
 

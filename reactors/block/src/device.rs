@@ -145,6 +145,18 @@ pub const GIVEN_UP_MAX: Nanos = Nanos::from_secs(30);
 /// Maximum time that a device takes to end requests that were [abandoned](DeviceQueue::abandon).
 pub const ABANDONED_MAX: Nanos = Nanos::from_secs(28);
 
+/// How data of requests that move it between devices may take its way. So far these are copies that
+/// hosts request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DataPath {
+    /// Through the arena.
+    #[default]
+    Host,
+    /// Through memory of a device that all devices of the request reach, while there is any; else
+    /// through the arena.
+    DeviceMemory,
+}
+
 /// Whether a draining queue is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -267,6 +279,11 @@ pub trait DeviceQueue {
         None
     }
 
+    /// How the device's data may take its way.
+    fn data_path(&self) -> DataPath {
+        DataPath::Host
+    }
+
     /// Maximum length in blocks of a request whose data is in a slice of this memory; 0 if the device
     /// does not [reach](Device::reaches) it now.
     fn blocks_in(&self, memory: &Arc<DeviceMemory>) -> u32 {
@@ -274,8 +291,8 @@ pub trait DeviceQueue {
         0
     }
 
-    /// Takes a read or a write without data, whose data is in `lease`, from its first byte on; or
-    /// returns it. If it is taken, a request is in flight on the lease ([`DeviceLease::begin`] or
+    /// Takes a read or a write without data, whose data is in `lease`, from the byte `offset` on, which
+    /// is a multiple of the block size; or returns it. If it is taken, a request is in flight on the lease ([`DeviceLease::begin`] or
     /// [`DeviceLease::begin_by_neighbour`]) until its completion, after which the caller calls
     /// [`DeviceLease::complete`].
     ///
@@ -286,8 +303,9 @@ pub trait DeviceQueue {
         &mut self,
         request: Request,
         lease: &mut DeviceLease,
+        offset: usize,
     ) -> Result<(), Refusal> {
-        let _ = lease;
+        let _ = (lease, offset);
         Err(Refusal::Never(request, DeviceError::Unsupported))
     }
 

@@ -31,8 +31,8 @@ pub use copier::{
     CopyStep, CopyStop,
 };
 pub use device::{
-    ABANDONED_MAX, AtomicWrites, BLOCK_SIZES, Deallocate, Device, DeviceIdentity, DeviceQueue,
-    Drain, GIVEN_UP_MAX, Geometry, QUEUE_DEPTH_MAX, QueueOptions,
+    ABANDONED_MAX, AtomicWrites, BLOCK_SIZES, DataPath, Deallocate, Device, DeviceIdentity,
+    DeviceQueue, Drain, GIVEN_UP_MAX, Geometry, QUEUE_DEPTH_MAX, QueueOptions,
 };
 pub use error::{DeviceError, Direction, OpenError, ReopenError};
 pub use file::{
@@ -50,7 +50,7 @@ pub use request::{
 };
 pub use set::{
     CLIENT_TAG_BITS, ClientId, Completions, DEVICES_MAX, DeviceClient, DeviceMask, DevicePoller,
-    DeviceSet, ReactorDevices, Submitted, WaitingId,
+    DeviceSet, NoDeviceMemory, ReactorDevices, Submitted, WaitingId,
 };
 pub use shape::{ShapeError, TRANSFER_BYTES_MAX};
 pub use shared_queues::SharedQueues;

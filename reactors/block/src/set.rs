@@ -14,13 +14,12 @@ mod wait_queues;
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 
 use arrayvec::Drain as DrainBatch;
-use hugemem::{Borrow, DeviceLease, DeviceMemory};
+use hugemem::{Borrow, DeviceLease};
 use reactors::Nanos;
 
-use crate::device::{Device, DeviceQueue, Drain, QueueOptions};
+use crate::device::{DataPath, Device, DeviceQueue, Drain, QueueOptions};
 use crate::error::{DeviceError, OpenError};
 use crate::request::{
     COMPLETIONS_PER_POLL_MAX, Completion, CompletionBatch, Operation, Refusal, Request,
@@ -78,6 +77,17 @@ impl ClientId {
 
 /// Completions of one client, with the client's own tags.
 pub type Completions<'a> = DrainBatch<'a, Completion, COMPLETIONS_PER_POLL_MAX>;
+
+/// Why devices have no memory of one of them in common. The last one says most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NoDeviceMemory {
+    /// None of them has memory that all of them reach.
+    Unreachable,
+    /// One of them accepts no request of this length, or a slice has no room for it.
+    TooSmall,
+    /// No slice is free.
+    Exhausted,
+}
 
 /// The state of a submitted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -371,15 +381,49 @@ impl DeviceSet {
         }
     }
 
-    /// Memory of the device at `from` in which both it and the device at `to` may have data, and the
-    /// maximum length of such a request in blocks.
+    /// Whether the data of all these devices may be in memory of devices
+    /// ([`DeviceQueue::data_path`]).
     #[must_use]
-    pub fn shared_memory(&self, from: usize, to: usize) -> Option<(Arc<DeviceMemory>, u32)> {
+    pub fn allow_device_memory(&self, devices: DeviceMask) -> bool {
         let queues = self.queues.borrow();
-        let (from, to) = (queues.get(from)?, queues.get(to)?);
-        let memory = from.device_memory()?;
-        let blocks = from.blocks_in(&memory).min(to.blocks_in(&memory));
-        (blocks > 0).then_some((memory, blocks))
+        let allows = |place| {
+            let queue: Option<&Box<dyn DeviceQueue>> = queues.get(place);
+            queue.is_some_and(|queue| queue.data_path() == DataPath::DeviceMemory)
+        };
+        places(devices).all(allows)
+    }
+
+    /// Takes memory of one of these devices, in which all of them may have data of requests of at
+    /// least `blocks` blocks. Returns the maximum length of such a request in blocks, too.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn take_device_memory(
+        &self,
+        devices: DeviceMask,
+        blocks: u32,
+    ) -> Result<(DeviceLease, u32), NoDeviceMemory> {
+        let queues = self.queues.borrow();
+        let queue = |place| queues.get(place);
+        let mut why = NoDeviceMemory::Unreachable;
+        for owner in places(devices).filter_map(queue) {
+            let Some(memory) = owner.device_memory() else {
+                continue;
+            };
+            let most =
+                places(devices).map(|place| queue(place).map_or(0, |it| it.blocks_in(&memory)));
+            let most = most.min().unwrap_or(0);
+            let other = match most {
+                0 => NoDeviceMemory::Unreachable,
+                _ if most < blocks => NoDeviceMemory::TooSmall,
+                _ => match memory.take() {
+                    Some(lease) => return Ok((lease, most)),
+                    None => NoDeviceMemory::Exhausted,
+                },
+            };
+            why = why.max(other);
+        }
+        Err(why)
     }
 
     /// Submits a client's request whose data is in memory of a device, to the device at `place`, as
@@ -393,7 +437,7 @@ impl DeviceSet {
         client: ClientId,
         place: usize,
         mut request: Request,
-        lease: &mut DeviceLease,
+        (lease, offset): (&mut DeviceLease, usize),
     ) -> Result<bool, DeviceError> {
         request.tag = client.tag(request.tag);
         if self.with_waiting.get() & 1 << place != 0 {
@@ -401,7 +445,7 @@ impl DeviceSet {
         }
         let mut queues = self.queues.borrow_mut();
         let queue = queues.get_mut(place).ok_or(DeviceError::Removed)?;
-        match queue.submit_in_device(request, lease) {
+        match queue.submit_in_device(request, lease, offset) {
             Ok(()) => {
                 self.mark_busy(place);
                 Ok(true)

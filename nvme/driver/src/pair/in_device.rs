@@ -16,15 +16,15 @@ impl Pair {
         own.is_some_and(|it| Arc::ptr_eq(it, memory)) || memory.is_shared_with(self.space)
     }
 
-    /// Submits a read or write that is valid for its namespace, with its data in `lease`; or returns
-    /// it.
+    /// Submits a read or write that is valid for its namespace, with its data in `lease` from `offset`
+    /// on; or returns it.
     #[cold]
     pub(crate) fn submit_in_device(
         &mut self,
         queue: u8,
         namespace_limits: &NamespaceLimits,
         request: Request,
-        lease: &mut DeviceLease,
+        (lease, offset): (&mut DeviceLease, usize),
     ) -> Result<(), Refusal> {
         if self.gate != Gate::Open {
             return Err(self.refuse(request));
@@ -34,7 +34,8 @@ impl Pair {
             return Err(Refusal::Never(request, DeviceError::Interrupted));
         }
         let bytes = (request.blocks as usize) << namespace_limits.shift;
-        if bytes > lease.memory().slice_bytes() || request.blocks > namespace_limits.part_blocks {
+        let end = offset.saturating_add(bytes);
+        if end > lease.memory().slice_bytes() || request.blocks > namespace_limits.part_blocks {
             return Err(Refusal::Never(request, DeviceError::Unsupported));
         }
         let Some(index) = self.table.free.pop() else {
@@ -49,6 +50,8 @@ impl Pair {
             self.table.free.push(index);
             return Err(Refusal::Never(request, DeviceError::Interrupted));
         };
+        // Within the slice.
+        let address = address + offset as u64;
         if self.tail == self.rung {
             self.refresh_tick();
         }

@@ -127,7 +127,7 @@ fn drives_without_memory_for_data_have_none() {
         let mut lease = other.take().expect("free");
         let refused = client
             .queue
-            .submit_in_device(request(WRITE, 0, 1), &mut lease);
+            .submit_in_device(request(WRITE, 0, 1), &mut lease, 0);
         assert!(matches!(
             refused,
             Err(Refusal::Never(_, DeviceError::Interrupted))
@@ -207,6 +207,49 @@ fn data_moves_between_namespaces_through_the_drive_alone() {
             assert_eq!(found, Ok(expected), "block {block}");
         }
         assert_eq!(lab.memory.counters().lost, 0);
+    }
+}
+
+/// Blocks are read to places of one slice, in any order, and written from there by one request.
+#[test]
+fn data_has_its_place_in_a_slice() {
+    let mut lab = Lab::new(emulated(true, true));
+    for lba in 0..BLOCKS {
+        let [source, destination] = &mut lab.clients;
+        let value = lba as u8 | 1;
+        source.write(&mut lab.rig, lba, value).expect("a write");
+        destination.write(&mut lab.rig, lba, 0).expect("a write");
+    }
+    let mut lease = lab.memory.take().expect("free");
+    let largest = (lab.memory.slice_bytes() / 4096) as u32;
+    for (lba, blocks, offset) in [
+        (0, 1, lab.memory.slice_bytes()),
+        (0, 2, lab.memory.slice_bytes() - 4096),
+        (0, largest, 4096),
+        (0, 1, usize::MAX),
+    ] {
+        let read = request(Operation::Read, lba, blocks);
+        let refused = lab.clients[0]
+            .queue
+            .submit_in_device(read, &mut lease, offset);
+        let Err(Refusal::Never(_, error)) = refused else {
+            panic!("{blocks} blocks at {offset}");
+        };
+        assert_eq!(error, DeviceError::Unsupported);
+    }
+    for (lba, blocks, place) in [(9, 2, 3), (4, 1, 0), (20, 2, 1)] {
+        let read = request(Operation::Read, lba, blocks);
+        let queue = &mut lab.clients[0].queue;
+        let taken = queue.submit_in_device(read, &mut lease, place * 4096);
+        assert!(taken.is_ok());
+        assert_eq!(lab.await_completion(0), Ok(()));
+        lease.complete();
+    }
+    assert_eq!(lab.run(1, request(WRITE, 7, 5), &mut lease), Ok(()));
+    let [_, destination] = &mut lab.clients;
+    for (lba, from) in (6..13).zip([None, Some(4), Some(20), Some(21), Some(9), Some(10), None]) {
+        let found = destination.read(&mut lab.rig, lba);
+        assert_eq!(found, Ok(from.map_or(0, |lba: u8| lba | 1)), "block {lba}");
     }
 }
 

@@ -5,7 +5,8 @@
 //! the list of source ranges is there, and again before its range is read.
 //!
 //! The lease holds the list of source ranges first. It has room for all blocks that a Copy may have,
-//! so that a Copy needs no second lease and never waits for memory while it holds some. A device
+//! so that a Copy needs no second lease and never waits for memory while it holds some. Unless the
+//! devices move the data by memory of one of them ([`in_device`]), it is read into the lease: a device
 //! fills a lease from its first byte, so the last range is read first, and its data is moved to its
 //! place behind that of the ranges before it. The list of these ranges is meanwhile between the data
 //! that is being read and the data that was read: each range has at least as many bytes as its entry.
@@ -16,6 +17,8 @@
 //! │ read         │ before it       │       │ at its place             │
 //! └──────────────┴─────────────────┴ ─ ─ ─ ┴──────────────────────────┘
 //! ```
+
+mod in_device;
 
 use block::{Operation, Request};
 use hugemem::{Data, Lease};
@@ -37,6 +40,7 @@ use crate::rates::Charge;
 use crate::reservations::restrictions::AccessKind;
 use crate::status::Fault;
 use crate::view::NamespaceView;
+pub(super) use in_device::CopyMemory;
 
 /// The step of a Copy whose write was submitted.
 const WRITES: u16 = u16::MAX;
@@ -146,18 +150,27 @@ impl TargetCore {
         if let Some(execution) = self.executions.get_mut(tag) {
             execution.step = u16::from(ranges);
         }
+        self.take_copy_memory(tag, work);
     }
 
     /// The next device request of a Copy, and its device; `None` after the write, or if the Copy
-    /// fails.
+    /// fails. A read or write without data is for [`submit_in_device`](Self::submit_in_device).
     #[cold]
     pub(super) fn next_of_copy(&mut self, tag: DeviceTag) -> Option<(u8, Request)> {
+        let in_device = match self.is_copied_in_device(tag) {
+            Ok(in_device) => in_device,
+            Err(fault) => {
+                self.executions.extra(tag.slot).failed = Some(fault);
+                return None;
+            }
+        };
         let execution = self.executions.get(tag)?;
         let (work, left, owner) = (execution.work, execution.step, execution.owner);
         if left == WRITES {
+            self.counters.copies[usize::from(work.device)].count_completed(in_device);
             return None;
         }
-        match self.continue_copy(tag, &work, left, owner) {
+        match self.continue_copy(tag, &work, (left, in_device), owner) {
             Ok((device, request)) => {
                 self.executions.extra(tag.slot).copies_in = device;
                 Some((device, request))
@@ -174,7 +187,7 @@ impl TargetCore {
         &mut self,
         tag: DeviceTag,
         work: &IoWork,
-        left: u16,
+        (left, in_device): (u16, bool),
         owner: Owner,
     ) -> Result<(u8, Request), Fault> {
         let (IoOperation::Copy { ranges, fua, .. }, Owner::Command(command)) =
@@ -186,6 +199,9 @@ impl TargetCore {
         // commands that the host sent later.
         if let GateDecision::Refused(fault) = self.pass_admitted(command.queue, work) {
             return Err(fault);
+        }
+        if in_device {
+            return self.continue_in_device(tag, work, (left, fua), command.queue);
         }
         let Some(Data::Lease(mut lease)) = self.executions.extra(tag.slot).data.take() else {
             return Err(NO_LEASE);

@@ -40,6 +40,7 @@ impl DeviceClient for TargetCore {
 
     fn device_attached(&mut self, place: usize) {
         self.counters.devices[place].reset();
+        self.counters.copies[place].reset();
         self.counters.device_latency[place].reset();
     }
 

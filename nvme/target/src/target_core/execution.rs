@@ -307,6 +307,12 @@ impl TargetCore {
     /// over.
     pub(super) fn proceed(&mut self, tag: DeviceTag) -> Option<Result<(), Fault>> {
         while let Some((device, request)) = self.next_request(tag) {
+            if is_in_device(&request) {
+                if self.submit_in_device(tag, device, request) {
+                    return None;
+                }
+                continue;
+            }
             let Err(fault) = self.submit(tag, device, request) else {
                 return None;
             };
@@ -483,6 +489,7 @@ impl TargetCore {
 
     /// Ends a request whose device was removed.
     pub(super) fn device_lost(&mut self, tag: DeviceTag, error: DeviceError) {
+        self.lose_copy_memory(tag);
         match self.executions.get(tag).map(|execution| execution.state) {
             Some(ExecutionState::Submitted) => self.device_failed(tag, error),
             Some(ExecutionState::Orphan) => self.finish_orphan(tag),
@@ -493,6 +500,12 @@ impl TargetCore {
     /// Handles a device error.
     #[cold]
     fn device_failed(&mut self, tag: DeviceTag, error: DeviceError) {
+        if self.restart_copy(tag, error) {
+            if let Some(result) = self.proceed(tag) {
+                self.finish_later(tag, result, None);
+            }
+            return;
+        }
         let fault = match error {
             DeviceError::Aborted => Fault::retry(self.cancelled_status(tag)),
             _ => self.device_fault(tag, error),
@@ -592,6 +605,7 @@ impl TargetCore {
 
     /// Ends an execution whose queue's connection is closed.
     fn finish_orphan(&mut self, tag: DeviceTag) {
+        self.complete_in_device(tag);
         let Some(execution) = self.executions.remove(tag) else {
             return;
         };
@@ -725,6 +739,14 @@ impl TargetCore {
         }
         Completed::with_lease(tag, response, data)
     }
+}
+
+/// Whether the data of a later request of an execution is in memory of a device: a read or a write of
+/// a Copy that has none.
+#[inline]
+fn is_in_device(request: &Request) -> bool {
+    let moves_data = matches!(request.operation, Operation::Read | Operation::Write { .. });
+    moves_data && request.data.is_none()
 }
 
 #[inline]

@@ -14,6 +14,7 @@ use block::WaitingId;
 use hugemem::Data;
 use reactors::Nanos;
 
+use super::copying::CopyMemory;
 use super::slots::Slots;
 use crate::io::{IoOperation, IoWork};
 use crate::status::Fault;
@@ -182,6 +183,8 @@ pub(crate) struct ExecutionExtra {
     pub(crate) devices: u128,
     /// The device of the latest request of a Copy.
     pub(crate) copies_in: u8,
+    /// Of a Copy whose data is in a device.
+    pub(crate) copy_memory: Option<CopyMemory>,
     /// The first fault of a Flush that continues with other devices.
     pub(crate) failed: Option<Fault>,
 }
@@ -293,6 +296,14 @@ impl Executions {
             execution.has_extra = true;
         }
         &mut self.extra[slot as usize]
+    }
+
+    /// The memory of a Copy whose data is in a device.
+    pub(crate) fn copy_memory(&mut self, tag: DeviceTag) -> Option<&mut CopyMemory> {
+        let execution = self.slots.get(tag.slot, tag.generation)?;
+        let has_extra = execution.has_extra;
+        let extra = has_extra.then(|| &mut self.extra[tag.slot as usize])?;
+        extra.copy_memory.as_mut()
     }
 
     /// Removes a finished execution and drops its additional data.

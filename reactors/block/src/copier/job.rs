@@ -153,16 +153,8 @@ impl Job {
         if !self.plan.in_device {
             return None;
         }
-        let CopyPlan {
-            source,
-            destination,
-            ..
-        } = self.plan;
-        let either = [(source, destination), (destination, source)];
-        either.into_iter().find_map(|(from, to)| {
-            let (memory, blocks) = access.set.shared_memory(from, to)?;
-            Some((memory.take()?, blocks))
-        })
+        let devices = 1 << self.plan.source | 1 << self.plan.destination;
+        access.set.take_device_memory(devices, 1).ok()
     }
 
     /// Submits requests again that the device did not take.
@@ -242,9 +234,8 @@ impl Job {
             deferred_until: None,
         };
         if let Some(lease) = &mut self.device_leases[index] {
-            let submitted = access
-                .set
-                .submit_in_device(access.client, place, request, lease);
+            let submitted =
+                (access.set).submit_in_device(access.client, place, request, (lease, 0));
             match submitted {
                 Ok(is_taken) => {
                     let again = access.now + DEFERRED_RETRY_INTERVAL;

@@ -1,22 +1,21 @@
 //! Copies whose data stays in memory of the device.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use block::{
-    CompletionBatch, Copier, CopyEnd, CopyError, CopyMessage, CopyPlan, CopyProgress, CopyStart,
-    CopyStep, CopyStop, Device, DeviceClient, DeviceError, DeviceIdentity, DeviceQueue, DeviceSet,
-    Drain, Geometry, Health, MemoryDevice, OpenError, Operation, QueueOptions, ReactorDevices,
-    Refusal, Request,
+    Copier, CopyEnd, CopyError, CopyMessage, CopyPlan, CopyProgress, CopyStart, CopyStep, CopyStop,
+    DataPath, Device, DeviceClient, DeviceError, DeviceSet, MemoryDevice, Operation, QueueOptions,
+    ReactorDevices,
 };
 use block_testing::conformance::arena;
 use block_testing::{
-    Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, OperationKinds, When,
+    Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, MemoryUser, MemoryUserControl,
+    OperationKinds, TestMemory, When,
 };
-use hugemem::{Arena, DeviceLease, DeviceMemory, Pool, Sharing};
+use hugemem::{Arena, DeviceMemory};
 use reactors::sim::Seeded;
 use reactors::{Nanos, ring};
 
@@ -24,156 +23,6 @@ use super::{BLOCK, BLOCKS, DESTINATION, SOURCE, TURN, execute, failure, memory, 
 
 /// Size of a slice: less than a piece.
 const SLICE: usize = 64 << 10;
-
-/// A drive with memory of its own: each queue keeps the data of its slices.
-struct DriveWithMemory {
-    inner: Arc<dyn Device>,
-    memory: Arc<Mutex<Arc<DeviceMemory>>>,
-    /// The content of the memory, by address.
-    content: Arc<Mutex<HashMap<u64, Vec<u8>>>>,
-    /// Requests that are refused for now, and executed later.
-    refusals: Arc<AtomicU64>,
-    /// The longest request that it takes, in blocks.
-    blocks_max: Arc<AtomicU64>,
-    arena: Arc<Arena>,
-}
-
-struct QueueWithMemory {
-    inner: Box<dyn DeviceQueue>,
-    memory: Arc<Mutex<Arc<DeviceMemory>>>,
-    content: Arc<Mutex<HashMap<u64, Vec<u8>>>>,
-    refusals: Arc<AtomicU64>,
-    blocks_max: Arc<AtomicU64>,
-    pool: Pool,
-    /// The address of reads in flight, by tag.
-    addresses: HashMap<u64, u64>,
-    /// Writes in flight.
-    writes: Vec<u64>,
-}
-
-impl Device for DriveWithMemory {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn identity(&self) -> &DeviceIdentity {
-        self.inner.identity()
-    }
-
-    fn health(&self) -> Health {
-        self.inner.health()
-    }
-
-    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
-        Ok(Box::new(QueueWithMemory {
-            inner: self.inner.open_queue(options)?,
-            memory: Arc::clone(&self.memory),
-            content: Arc::clone(&self.content),
-            refusals: Arc::clone(&self.refusals),
-            blocks_max: Arc::clone(&self.blocks_max),
-            pool: self.arena.pool(0),
-            addresses: HashMap::new(),
-            writes: Vec::new(),
-        }))
-    }
-}
-
-impl DeviceQueue for QueueWithMemory {
-    fn submit(&mut self, request: Request) -> Result<(), Refusal> {
-        self.inner.submit(request)
-    }
-
-    fn device_memory(&self) -> Option<Arc<DeviceMemory>> {
-        Some(Arc::clone(&self.memory.lock().expect("not poisoned")))
-    }
-
-    fn blocks_in(&self, memory: &Arc<DeviceMemory>) -> u32 {
-        let own = self.memory.lock().expect("not poisoned");
-        match Arc::ptr_eq(&own, memory) {
-            true => self.blocks_max.load(Ordering::Relaxed) as u32,
-            false => 0,
-        }
-    }
-
-    fn submit_in_device(
-        &mut self,
-        mut request: Request,
-        lease: &mut DeviceLease,
-    ) -> Result<(), Refusal> {
-        if self.refusals.load(Ordering::Relaxed) > 0 {
-            self.refusals.fetch_sub(1, Ordering::Relaxed);
-            return Err(Refusal::Later(request));
-        }
-        let most = self.blocks_max.load(Ordering::Relaxed);
-        assert!(u64::from(request.blocks) <= most, "too long");
-        let address = lease.begin();
-        let mut data = self.pool.take(request.blocks as usize * BLOCK as usize);
-        let tag = request.tag;
-        if request.operation == Operation::Read {
-            self.addresses.insert(tag, address);
-        } else {
-            let content = self.content.lock().expect("not poisoned");
-            let written = data.as_mut().expect("memory");
-            let bytes = written.len();
-            written.copy_from_slice(&content[&address][..bytes]);
-            self.writes.push(tag);
-        }
-        request.data = data;
-        self.inner.submit(request).map_err(|refusal| {
-            lease.complete();
-            self.addresses.remove(&tag);
-            self.writes.retain(|it| *it != tag);
-            let refuse = match &refusal {
-                Refusal::Later(_) => None,
-                Refusal::Never(_, error) => Some(*error),
-            };
-            let mut request = refusal.into_request();
-            request.data = None;
-            match refuse {
-                None => Refusal::Later(request),
-                Some(error) => Refusal::Never(request, error),
-            }
-        })
-    }
-
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
-    fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
-        let mut batch = CompletionBatch::new();
-        let count = self.inner.poll(&mut batch);
-        for mut completion in batch {
-            if let Some(address) = self.addresses.remove(&completion.tag) {
-                if let Some(data) = completion.data.take() {
-                    let mut content = self.content.lock().expect("not poisoned");
-                    content.insert(address, data.to_vec());
-                }
-            } else if self.writes.contains(&completion.tag) {
-                self.writes.retain(|tag| *tag != completion.tag);
-                completion.data = None;
-            }
-            completions.push(completion);
-        }
-        count
-    }
-
-    fn in_flight(&self) -> usize {
-        self.inner.in_flight()
-    }
-
-    fn has_ready(&self) -> bool {
-        self.inner.has_ready()
-    }
-
-    fn drain(&mut self) -> Drain {
-        self.inner.drain()
-    }
-}
 
 struct Lab {
     arena: Arc<Arena>,
@@ -183,16 +32,10 @@ struct Lab {
     source: Arc<MemoryDevice>,
     destination: Arc<MemoryDevice>,
     faults: [FaultControl; 2],
-    memory: Arc<Mutex<Arc<DeviceMemory>>>,
-    refusals: Arc<AtomicU64>,
+    memory: Arc<TestMemory>,
     /// Of the source and the destination.
-    blocks_max: [Arc<AtomicU64>; 2],
+    controls: [Arc<MemoryUserControl>; 2],
     now: Nanos,
-}
-
-fn device_memory(slices: u64) -> Arc<DeviceMemory> {
-    let own = Sharing::Own("there is one device".to_owned());
-    DeviceMemory::new(1 << 40, slices * SLICE as u64, SLICE, own).expect("room")
 }
 
 impl Lab {
@@ -202,15 +45,9 @@ impl Lab {
 
     /// With rules of the source and the destination.
     fn with_faults(slices: u64, rules: [Vec<FaultRule>; 2], seed: u64) -> Self {
-        let arena = arena();
+        let (arena, own) = (arena(), arena());
         let (source, destination) = (memory(), memory());
-        let memory = Arc::new(Mutex::new(device_memory(slices)));
-        let content = Arc::default();
-        let refusals = Arc::<AtomicU64>::default();
-        let blocks_max = [SOURCE, DESTINATION].map(|_| {
-            let slice = SLICE as u64 / u64::from(BLOCK);
-            Arc::new(AtomicU64::new(slice))
-        });
+        let memory = TestMemory::new(slices, SLICE);
         let set = Rc::new(DeviceSet::new());
         let faulty = [&source, &destination].map(|device| Arc::clone(device) as Arc<dyn Device>);
         let mut rules = rules.into_iter();
@@ -219,18 +56,13 @@ impl Lab {
             FaultDevice::new(device, FaultPlan { rules, seed })
         });
         let faults = faulty.each_ref().map(FaultDevice::control);
-        for (place, inner) in [SOURCE, DESTINATION].into_iter().zip(faulty) {
-            let drive = DriveWithMemory {
-                inner: Arc::new(inner),
-                memory: Arc::clone(&memory),
-                content: Arc::clone(&content),
-                refusals: Arc::clone(&refusals),
-                blocks_max: Arc::clone(&blocks_max[place]),
-                arena: Arc::clone(&arena),
-            };
+        let drives = faulty
+            .map(|inner| MemoryUser::new(Arc::new(inner), &memory, &own, DataPath::DeviceMemory));
+        for (place, drive) in [SOURCE, DESTINATION].into_iter().zip(&drives) {
             let options = QueueOptions::new(0, 64, arena.pool(0));
-            set.attach(place, &drive, options).expect("a queue");
+            set.attach(place, drive, options).expect("a queue");
         }
+        let controls = drives.each_ref().map(MemoryUser::control);
         let (sender, messages) = ring::channel(16);
         let copier = Copier::new(Rc::clone(&set), arena.pool(0), messages);
         let copier = Rc::new(RefCell::new(copier));
@@ -251,14 +83,20 @@ impl Lab {
             destination,
             faults,
             memory,
-            refusals,
-            blocks_max,
+            controls,
             now: Nanos::from_secs(1),
         }
     }
 
     fn memory(&self) -> Arc<DeviceMemory> {
-        Arc::clone(&self.memory.lock().expect("not poisoned"))
+        self.memory.current()
+    }
+
+    /// Makes each device refuse this number of requests.
+    fn refuse(&self, requests: u64) {
+        for control in &self.controls {
+            control.refusals.store(requests, Ordering::Relaxed);
+        }
     }
 
     fn start(&mut self) -> Arc<CopyProgress> {
@@ -329,8 +167,7 @@ fn memory_that_ends_fails_the_copy() {
         lab.turns(turns);
         // The device is reset: its memory loses the content, and is there again.
         let before = lab.memory();
-        before.end();
-        *lab.memory.lock().expect("not poisoned") = device_memory(8);
+        lab.memory.reset(8);
         let (written_blocks, failed) = failure(lab.run(&progress));
         assert_eq!(failed.error, CopyError::MemoryLost);
         assert_eq!(failed.first_block, written_blocks);
@@ -348,8 +185,8 @@ fn memory_that_ends_fails_the_copy() {
 fn pieces_are_as_long_as_both_devices_accept() {
     for (most, expected) in [([1, 5], BLOCKS), ([5, 1], BLOCKS), ([3, 0], 0), ([0, 3], 0)] {
         let mut lab = Lab::new(8);
-        for (blocks_max, most) in lab.blocks_max.iter().zip(most) {
-            blocks_max.store(most, Ordering::Relaxed);
+        for (control, most) in lab.controls.iter().zip(most) {
+            control.blocks_max.store(most, Ordering::Relaxed);
         }
         let progress = lab.start();
         assert_eq!(lab.run(&progress), CopyEnd::Complete);
@@ -373,13 +210,15 @@ fn slices_of_requests_that_never_complete_are_lost() {
 #[test]
 fn refused_requests_are_submitted_again_or_cancelled() {
     let mut lab = Lab::new(8);
-    lab.refusals.store(100, Ordering::Relaxed);
+    lab.refuse(100);
     let progress = lab.start();
     assert_eq!(lab.run(&progress), CopyEnd::Complete);
-    assert_eq!(lab.refusals.load(Ordering::Relaxed), 0);
+    for control in &lab.controls {
+        assert_eq!(control.refusals.load(Ordering::Relaxed), 0);
+    }
     lab.expect_copied(BLOCKS);
 
-    lab.refusals.store(u64::MAX, Ordering::Relaxed);
+    lab.refuse(u64::MAX);
     let progress = lab.start();
     lab.turns(3);
     assert_eq!(progress.end(), None);
@@ -466,9 +305,7 @@ impl Lab {
             10..=29 => self.faults.iter().for_each(FaultControl::release),
             30 => {
                 // The drive is reset.
-                self.memory().end();
-                let slices = 1 + seeded.below(8);
-                *self.memory.lock().expect("not poisoned") = device_memory(slices);
+                self.memory.reset(1 + seeded.below(8));
             }
             31 if seeded.below(4) == 0 => {
                 assert!(self.messages.send(CopyMessage::Abort(1)).is_ok());
@@ -477,7 +314,7 @@ impl Lab {
                 let place = [SOURCE, DESTINATION][seeded.below(2) as usize];
                 self.devices.remove_now(place, self.now);
             }
-            34..=36 => self.refusals.store(seeded.below(20), Ordering::Relaxed),
+            34..=36 => self.refuse(seeded.below(20)),
             _ => {}
         }
     }
@@ -492,9 +329,9 @@ fn story(seed: u64) {
         random_rules(&mut seeded, OperationKinds::WRITE, DeviceError::NoSpace),
     ];
     let mut lab = Lab::with_faults(1 + seeded.below(8), rules, seed);
-    for blocks_max in &lab.blocks_max {
+    for control in &lab.controls {
         let most = seeded.below(SLICE as u64 / u64::from(BLOCK) + 1);
-        blocks_max.store(most, Ordering::Relaxed);
+        control.blocks_max.store(most, Ordering::Relaxed);
     }
     let mut values: Values = (0..BLOCKS).map(|lba| vec![(lba % 251) as u8]).collect();
     (0..BLOCKS).for_each(|lba| lab.put(&lab.destination, lba, BEFORE));

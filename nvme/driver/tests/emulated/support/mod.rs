@@ -232,7 +232,7 @@ impl Client {
         request: Request,
         lease: &mut DeviceLease,
     ) -> Result<(), DeviceError> {
-        match self.queue.submit_in_device(request, lease) {
+        match self.queue.submit_in_device(request, lease, 0) {
             Ok(()) => Ok(()),
             Err(Refusal::Never(_, error)) => Err(error),
             Err(Refusal::Later(_)) => panic!("the queue is not full"),

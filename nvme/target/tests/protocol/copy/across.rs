@@ -17,21 +17,21 @@ const OVERLAPPING: Status = Status::OVERLAPPING_IO_RANGE.with_dnr();
 const NOT_FAST: Status = Status::FAST_COPY_NOT_POSSIBLE.with_dnr();
 
 /// The device of the namespace RAM.
-const RAM_DEVICE: DeviceIndex = DeviceIndex(0);
+pub(super) const RAM_DEVICE: DeviceIndex = DeviceIndex(0);
 /// The device of the namespace PLAIN.
-const PLAIN_DEVICE: DeviceIndex = DeviceIndex(3);
+pub(super) const PLAIN_DEVICE: DeviceIndex = DeviceIndex(3);
 
 /// A source range: namespace, first block and number of blocks.
-type Named = (u32, u64, u16);
+pub(super) type Named = (u32, u64, u16);
 
-fn named(sources: &[Named]) -> Vec<u8> {
+pub(super) fn named(sources: &[Named]) -> Vec<u8> {
     let ranges = sources
         .iter()
         .map(|(nsid, lba, blocks)| CopyRange::of_namespace(*nsid, *lba, blocks - 1));
     ranges.collect::<Vec<_>>().as_bytes().to_vec()
 }
 
-fn across(nsid: u32, to: u64, ranges: usize) -> Sqe {
+pub(super) fn across(nsid: u32, to: u64, ranges: usize) -> Sqe {
     let sgl = SglDescriptor::transport(32 * ranges as u32);
     Sqe::copy_from_namespaces(nsid, to, (ranges - 1) as u8).with_sgl(sgl)
 }
@@ -49,21 +49,33 @@ fn enable(world: &mut World, admin: Link) {
 }
 
 /// A controller with the format enabled, and an I/O queue on node 0.
-fn ready(world: &mut World) -> (Link, Link) {
+pub(super) fn ready(world: &mut World) -> (Link, Link) {
     let (admin, io) = world.ready();
     enable(world, admin);
     (admin, io)
 }
 
 #[track_caller]
-fn run_across(world: &mut World, io: Link, nsid: u32, sources: &[Named], to: u64) -> Reply {
+pub(super) fn run_across(
+    world: &mut World,
+    io: Link,
+    nsid: u32,
+    sources: &[Named],
+    to: u64,
+) -> Reply {
     let sqe = across(nsid, to, sources.len());
     world.exchange(io, sqe, &named(sources))
 }
 
 /// Starts a Copy whose first read takes a turn.
 #[track_caller]
-fn begin_across(world: &mut World, io: Link, nsid: u32, sources: &[Named], to: u64) -> u64 {
+pub(super) fn begin_across(
+    world: &mut World,
+    io: Link,
+    nsid: u32,
+    sources: &[Named],
+    to: u64,
+) -> u64 {
     let sqe = across(nsid, to, sources.len()).with_cid(world.cid());
     let started = world.start(io, sqe, &named(sources));
     started.expect_err("it takes a turn")

@@ -1,0 +1,230 @@
+//! Copies whose data stays in memory of a device, such as a drive's controller memory buffer, and does
+//! not enter the arena.
+//!
+//! The devices of all source ranges and of the destination allow it and reach one memory. A slice of it
+//! holds the data of the whole Copy: each range is read to its place in the slice, and then the
+//! destination is written by one request, as through the lease. The lease keeps the list of source
+//! ranges meanwhile, so that a Copy whose data is lost, or whose request no device takes, starts again
+//! through the lease. No memory is waited for.
+
+use block::{DeviceError, NoDeviceMemory, Operation, Request};
+use hugemem::{Data, DeviceLease};
+use nvme_spec::command::CopyRange;
+use zerocopy::FromBytes;
+
+use super::{NO_LEASE, TargetCore, WRITES};
+use crate::counters::HostPathReason;
+use crate::io::{IoWork, overlaps};
+use crate::status::Fault;
+use crate::target_core::executions::DeviceTag;
+
+/// The memory of a Copy whose data is in a device.
+pub(crate) struct CopyMemory {
+    lease: DeviceLease,
+    /// The place of the data of the latest request.
+    offset: usize,
+}
+
+impl TargetCore {
+    /// Takes memory of a device for the data of a Copy, if its devices allow it and there is any.
+    pub(super) fn take_copy_memory(&mut self, tag: DeviceTag, work: &IoWork) {
+        let own = 1 << work.device;
+        if !self.devices.allow_device_memory(own) {
+            return;
+        }
+        let devices = self.executions.extra(tag.slot).devices | own;
+        let taken = match self.devices.allow_device_memory(devices) {
+            false => Err(HostPathReason::SourceOnHostPath),
+            true => {
+                let taken = self.devices.take_device_memory(devices, work.blocks);
+                taken.map_err(|why| match why {
+                    NoDeviceMemory::Unreachable => HostPathReason::Unreachable,
+                    NoDeviceMemory::TooSmall => HostPathReason::TooSmall,
+                    NoDeviceMemory::Exhausted => HostPathReason::Exhausted,
+                })
+            }
+        };
+        match taken {
+            Ok((lease, _)) => {
+                let memory = CopyMemory { lease, offset: 0 };
+                self.executions.extra(tag.slot).copy_memory = Some(memory);
+            }
+            Err(reason) => self.counters.copies[usize::from(work.device)].count_reason(reason),
+        }
+    }
+
+    /// Ends the request in flight of a Copy whose data is in a device, after its completion.
+    #[cold]
+    pub(in crate::target_core) fn complete_in_device(&mut self, tag: DeviceTag) {
+        if let Some(memory) = self.executions.copy_memory(tag) {
+            memory.lease.complete();
+        }
+    }
+
+    /// Gives up the memory of a Copy whose request never completes: its slice is lost, because the
+    /// device may still access it.
+    #[cold]
+    pub(in crate::target_core) fn lose_copy_memory(&mut self, tag: DeviceTag) {
+        if self.executions.copy_memory(tag).is_some() {
+            self.executions.extra(tag.slot).copy_memory = None;
+        }
+    }
+
+    /// Makes a Copy whose data is in a device start again through its lease, because its request has
+    /// completed with an error. Returns false if the error would be the same, or the sources may have changed.
+    #[cold]
+    pub(in crate::target_core) fn restart_copy(
+        &mut self,
+        tag: DeviceTag,
+        error: DeviceError,
+    ) -> bool {
+        let Some(memory) = self.executions.copy_memory(tag) else {
+            return false;
+        };
+        memory.lease.complete();
+        let is_of_memory = match error {
+            // They say more about the device than about the memory.
+            DeviceError::Removed | DeviceError::Aborted | DeviceError::Damaged => false,
+            DeviceError::MediaRead
+            | DeviceError::MediaWrite
+            | DeviceError::NoSpace
+            | DeviceError::ReadOnly => !memory.lease.is_valid(),
+            DeviceError::OutOfRange
+            | DeviceError::Unaligned
+            | DeviceError::CompareMismatch
+            | DeviceError::Interrupted
+            | DeviceError::Unsupported
+            | DeviceError::Internal => true,
+        };
+        is_of_memory && self.use_lease(tag, HostPathReason::Failed)
+    }
+
+    /// Whether the data of a Copy is in a device. One whose data was lost there starts again through
+    /// its lease.
+    ///
+    /// # Errors
+    /// The data was lost, and the Copy cannot start again.
+    pub(super) fn is_copied_in_device(&mut self, tag: DeviceTag) -> Result<bool, Fault> {
+        let Some(memory) = self.executions.copy_memory(tag) else {
+            return Ok(false);
+        };
+        memory.lease.complete();
+        // A write that succeeded may have taken anything from a memory that has ended since.
+        if memory.lease.is_valid() {
+            return Ok(true);
+        }
+        match self.use_lease(tag, HostPathReason::Failed) {
+            true => Ok(false),
+            false => Err(NO_LEASE),
+        }
+    }
+
+    /// Makes a Copy whose data is in a device start again through its lease. Returns false if it must
+    /// not, because its write may have changed its sources.
+    fn use_lease(&mut self, tag: DeviceTag, reason: HostPathReason) -> bool {
+        let Some(execution) = self.executions.get(tag) else {
+            return false;
+        };
+        let (work, step) = (execution.work, execution.step);
+        let extra = self.executions.extra(tag.slot);
+        let Some(Data::Lease(list)) = &extra.data else {
+            return false;
+        };
+        let Ok(ranges) = <[CopyRange]>::ref_from_bytes(list) else {
+            return false;
+        };
+        // Those of other namespaces do not overlap it, and format 2h allows no overlap.
+        if step == WRITES
+            && ranges
+                .iter()
+                .any(|range| overlaps(&work, work.blocks, range))
+        {
+            return false;
+        }
+        // At most 16.
+        let count = ranges.len() as u16;
+        extra.copy_memory = None;
+        if let Some(execution) = self.executions.get_mut(tag) {
+            execution.step = count;
+        }
+        self.counters.copies[usize::from(work.device)].count_reason(reason);
+        true
+    }
+
+    /// The read of the last of the `left` ranges that are not read yet, or the write, of a Copy whose
+    /// data is in a device.
+    pub(super) fn continue_in_device(
+        &mut self,
+        tag: DeviceTag,
+        work: &IoWork,
+        (left, fua): (u16, bool),
+        slot: u32,
+    ) -> Result<(u8, Request), Fault> {
+        let Some(Data::Lease(list)) = &self.executions.extra(tag.slot).data else {
+            return Err(NO_LEASE);
+        };
+        let ranges = <[CopyRange]>::ref_from_bytes(list).map_err(|_| NO_LEASE)?;
+        let ranges = ranges.get(..usize::from(left)).ok_or(NO_LEASE)?;
+        let next = ranges.split_last().map(|(next, before)| {
+            let blocks_before: u32 = before.iter().map(CopyRange::blocks).sum();
+            (*next, blocks_before)
+        });
+        let (device, operation, lba, blocks, blocks_before, step) = match next {
+            Some((range, blocks_before)) => {
+                let device = self.pass_source(slot, work, &range)?;
+                let lba = range.slba.get();
+                let read = Operation::Read;
+                (device, read, lba, range.blocks(), blocks_before, left - 1)
+            }
+            None => {
+                let write = Operation::Write { fua };
+                (work.device, write, work.lba, work.blocks, 0, WRITES)
+            }
+        };
+        let block_bytes = work.bytes as usize / work.blocks.max(1) as usize;
+        let memory = self.executions.copy_memory(tag).ok_or(NO_LEASE)?;
+        memory.offset = blocks_before as usize * block_bytes;
+        if let Some(execution) = self.executions.get_mut(tag) {
+            execution.step = step;
+        }
+        let request = Request {
+            tag: tag.into_bits(),
+            operation,
+            lba,
+            blocks,
+            data: None,
+        };
+        Ok((device, request))
+    }
+
+    /// Submits a request of a Copy whose data is in a device. Returns false if no device takes it now:
+    /// the Copy continues with the request of [`next_of_copy`](Self::next_of_copy).
+    #[cold]
+    pub(in crate::target_core) fn submit_in_device(
+        &mut self,
+        tag: DeviceTag,
+        device: u8,
+        request: Request,
+    ) -> bool {
+        let Some(memory) = self.executions.copy_memory(tag) else {
+            return false;
+        };
+        let CopyMemory { lease, offset } = memory;
+        let place = usize::from(device);
+        let submitted =
+            (self.devices).submit_in_device(self.client, place, request, (lease, *offset));
+        let reason = match submitted {
+            Ok(true) => return true,
+            Ok(false) => HostPathReason::Busy,
+            Err(_) => HostPathReason::Failed,
+        };
+        // Nothing is written.
+        if let Some(execution) = self.executions.get_mut(tag)
+            && execution.step == WRITES
+        {
+            execution.step = 0;
+        }
+        self.use_lease(tag, reason);
+        false
+    }
+}
