@@ -25,8 +25,8 @@ use nvme_rdma::{
     ConnectionSet as RdmaSet, Domains, Listeners, RdmaConfig, RdmaCounters, RdmaTransport, SetParts,
 };
 use nvme_target::{
-    ControllerKind, ControllerSnapshot, ControllerState, CoreLimits, DeviceIndex, PaceSnapshot,
-    PortId, Target, TargetCore,
+    ControllerKind, ControllerSnapshot, ControllerState, CoreCounters, CoreLimits, DeviceIndex,
+    PaceSnapshot, PortId, Target, TargetCore,
 };
 use nvme_tcp::{ConnectionAudit, ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
 use rdma::Provider;
@@ -395,6 +395,17 @@ impl Appliance {
     pub fn stale_completions(&self) -> u64 {
         let cores = (0..self.target.reactors()).filter_map(|it| self.target.core_counters(it));
         cores.map(|core| core.stale_completions.get()).sum()
+    }
+
+    /// Copies whose data was in memory of drives.
+    #[must_use]
+    pub fn copies_in_drives(&self) -> u64 {
+        let cores = (0..self.target.reactors()).filter_map(|it| self.target.core_counters(it));
+        let of_core = |core: Arc<CoreCounters>| -> u64 {
+            let devices = core.copies.iter();
+            devices.map(|copies| copies.device_memory.get()).sum()
+        };
+        cores.map(of_core).sum()
     }
 
     /// The states of the drives.

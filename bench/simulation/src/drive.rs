@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use block::{Deallocate, Device};
+use block::{DataPath, Deallocate, Device};
 use block_testing::{Latency, When};
 use hugemem::Arena;
 use nvme_driver::backing::DeviceBacking;
@@ -253,7 +253,8 @@ impl Drive {
                 BringUpState::Failed(error) => return Err(error.to_string()),
                 BringUpState::Ready((drive, owner)) => {
                     let uuid = [self.number as u8 + 1; 16];
-                    let device = drive.device(NSID, &self.name, uuid);
+                    let path = data_path(self.number);
+                    let device = drive.device_on_path(NSID, &self.name, uuid, path);
                     let opened = Opened {
                         device: device.map_err(|error| error.to_string())?,
                         owner: self.number % reactors,
@@ -474,6 +475,14 @@ impl Opened {
     }
 }
 
+/// How the data of copies takes its way: every other drive allows its memory, if it has any.
+fn data_path(number: usize) -> DataPath {
+    match number % 2 {
+        0 => DataPath::DeviceMemory,
+        _ => DataPath::Host,
+    }
+}
+
 fn options(
     random: &mut Random,
     number: usize,
@@ -502,9 +511,12 @@ fn options(
         ]),
         sgl: random.pick(&[SglRules::Unsupported, SglRules::Any, SglRules::Dword]),
         controller_memory: random.coin().then_some(ControllerMemoryOptions {
-            bytes: 64 << 10,
+            bytes: match data_path(number) {
+                DataPath::Host => 64 << 10,
+                DataPath::DeviceMemory => 1 << 20,
+            },
             placed_by_host: true,
-            holds_data: false,
+            holds_data: data_path(number) == DataPath::DeviceMemory,
         }),
         optional_commands: random.permille(700),
         write_zeroes_code: random.pick(&[0, 1, 4]),

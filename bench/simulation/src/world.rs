@@ -209,6 +209,8 @@ impl World {
         self.recover()?;
         self.read_everything()?;
         self.check_accounts()?;
+        let copies = self.appliance.as_ref().map(Appliance::copies_in_drives);
+        self.env.figures.copies_in_drives += copies.unwrap_or_default();
         self.stop()?;
         self.handle_appliance_end(true);
         self.check_media(true)?;
