@@ -153,7 +153,7 @@ impl Host {
     fn change(&mut self, env: &mut HostEnv<'_>, kind: IoKind, extent: Extent) -> bool {
         let open = self.io.iter().position(|it| it.room() > 0 && !it.closing);
         match open {
-            Some(index) if self.is_serving() => {
+            Some(index) if self.can_reach_disks() => {
                 self.send_kind(env, index, kind, extent, false);
                 true
             }
