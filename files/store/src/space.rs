@@ -143,49 +143,31 @@ impl Space {
 
     /// Adds a reference to mapped blocks.
     pub(crate) fn share(&mut self, run: Run) {
-        self.split_shared(run.start);
-        self.split_shared(run.end());
-        let mut at = run.start;
-        while at < run.end() {
-            match self.shared.range_mut(at..run.end()).next() {
-                Some((&start, shared)) if start == at => {
-                    shared.extra += 1;
-                    at += shared.count;
-                }
-                next => {
-                    let end = next.map_or(run.end(), |it| *it.0);
-                    let count = end - at;
-                    let shared = Shared {
-                        count,
-                        extra: 1,
-                        released: 0,
-                    };
-                    self.shared.insert(at, shared);
-                    at = end;
-                }
-            }
-        }
+        self.visit(run, |space, part, shared| {
+            let shared = Shared {
+                count: part.count,
+                extra: shared.map_or(1, |it| it.extra + 1),
+                released: shared.map_or(0, |it| it.released),
+            };
+            space.shared.insert(part.start, shared);
+        });
+    }
+
+    fn shared_at(&self, block: u64) -> Option<&Shared> {
+        let before = self.shared.range(..=block).next_back();
+        let found = before.filter(|(start, shared)| *start + shared.count > block);
+        found.map(|(_, shared)| shared)
     }
 
     /// The references of a mapped block whose release is not recorded.
     pub(crate) fn references(&self, block: u64) -> u32 {
-        let before = self.shared.range(..=block).next_back();
-        let found = before.filter(|(start, shared)| *start + shared.count > block);
-        found.map_or(1, |(_, shared)| {
-            (shared.extra + 1).saturating_sub(shared.released)
-        })
+        self.shared_at(block)
+            .map_or(1, |it| (it.extra + 1).saturating_sub(it.released))
     }
 
-    /// Whether a block has several references, released ones included that are not durable, and how
-    /// many blocks from it on are alike.
-    pub(crate) fn is_shared(&self, block: u64) -> (bool, u64) {
-        let before = self.shared.range(..=block).next_back();
-        let found = before.filter(|(start, shared)| *start + shared.count > block);
-        if let Some((start, shared)) = found {
-            return (true, start + shared.count - block);
-        }
-        let next = self.shared.range(block..).next();
-        (false, next.map_or(u64::MAX, |it| it.0 - block))
+    /// Whether a block has several references, released ones included that are not durable.
+    pub(crate) fn is_shared(&self, block: u64) -> bool {
+        self.shared_at(block).is_some()
     }
 
     /// Removes a reference to mapped blocks: at once, or when `batch` of the log is durable. Blocks
@@ -394,7 +376,7 @@ mod tests {
                 prop_assert_eq!(space.retired_blocks(), unused.count() as u64);
                 for block in area.start..area.end() {
                     let references = model.get(&block).copied().unwrap_or(0);
-                    prop_assert_eq!(space.is_shared(block).0, references > 1);
+                    prop_assert_eq!(space.is_shared(block), references > 1);
                     if references > pending(&released, block) {
                         let live = references - pending(&released, block);
                         prop_assert_eq!(space.references(block), live);

@@ -397,14 +397,13 @@ impl Server {
         let (directory, before) = self.changeable(x, x.place()?)?;
         self.check_sticky(x, (directory, &before), name)?;
         x.check_room()?;
-        if let Ok(inode) = self
-            .volume(directory)
-            .lookup(directory.inode, name.as_bytes())
-        {
-            self.check_part(Object { inode, ..directory })?;
-        }
         let volume = self.volume_mut(directory);
-        let ticket = volume.remove(directory.inode, name.as_bytes(), now.time)?;
+        let removed = volume.remove(directory.inode, name.as_bytes(), now.time);
+        let ticket = removed.map_err(|error| match error {
+            // As for LOOKUP: NFS4ERR_XDEV is no status of REMOVE.
+            files_store::Error::CrossShare => Refusal::from(Status::ACCESS),
+            error => error.into(),
+        })?;
         x.await_durable(self.share(directory).volume, ticket);
         let changed = change_info(before.change, self.change_of(directory)?);
         x.push(&OperationResult::Remove(Outcome::Ok(changed)))

@@ -193,7 +193,7 @@ impl Volume {
         for block in blocks.clone() {
             let old = file.block(block).map(|run| run.start);
             grown += u64::from(old.is_none());
-            fresh += u64::from(old.is_none_or(|it| self.state.space.is_shared(it).0));
+            fresh += u64::from(old.is_none_or(|it| self.state.space.is_shared(it)));
         }
         let share = self.inode(inode)?.share;
         self.check_quota(share, 0, grown)?;
@@ -211,7 +211,7 @@ impl Volume {
         for block in blocks {
             let old = file.block(block).map(|run| run.start);
             let device = match old {
-                Some(device) if !self.state.space.is_shared(device).0 => device,
+                Some(device) if !self.state.space.is_shared(device) => device,
                 _ => {
                     let device = taken.next().ok_or(Error::NoSpace)?;
                     add_mapping(&mut mappings, block, device);
