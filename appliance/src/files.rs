@@ -186,12 +186,9 @@ impl Files {
         };
         let counters = Arc::<ServerCounters>::default();
         let time = system_time(Nanos::ZERO);
-        let mut parts = Vec::new();
-        for (share, options) in part_options(&config.files) {
-            let volume = &mut volumes[options.volume.0];
-            let part = options.prepare(volume, time);
-            parts.push(part.map_err(|source| PartError::new(share, source))?);
-        }
+        let (of_parts, options): (Vec<_>, Vec<_>) = part_options(&config.files).unzip();
+        let prepared = PartOptions::prepare_all(&options, &mut volumes, time);
+        let parts = prepared.map_err(|(index, error)| PartError::new(of_parts[index], error))?;
         let (shares, of_shares) = shares(&config.files, &parts, &SharesByName::new());
         let server = ServerOptions {
             identity: clients.identity.as_bytes().to_vec(),

@@ -100,11 +100,24 @@ pub struct Part {
 }
 
 impl PartOptions {
-    /// Makes the directory if needed, and sets the quotas.
+    /// Makes directories for shares, and sets their quotas, which apply at once.
     ///
     /// # Errors
-    /// [`Error::Exists`] if something else has the name, or why the volume cannot be changed.
-    pub fn prepare(&self, volume: &mut Volume, now: Time) -> Result<Part, Error> {
+    /// The index of the first one that cannot be made, and why: [`Error::Exists`] if something else
+    /// has the name. Those before it are made.
+    pub fn prepare_all(
+        all: &[Self],
+        volumes: &mut [Volume],
+        now: Time,
+    ) -> Result<Vec<Part>, (usize, Error)> {
+        let prepared = all.iter().enumerate().map(|(index, options)| {
+            let prepared = options.prepare(&mut volumes[options.volume.0], now);
+            prepared.map_err(|error| (index, error))
+        });
+        prepared.collect()
+    }
+
+    fn prepare(&self, volume: &mut Volume, now: Time) -> Result<Part, Error> {
         let (directory, part) = match &self.directory {
             Some(name) => volume.part(name.as_bytes(), now)?,
             None => (volume.root(), ShareId::default()),

@@ -74,21 +74,16 @@ impl Server {
         true
     }
 
-    /// Makes directories for shares, and sets their quotas, which apply at once.
+    /// Makes directories for shares, and sets their quotas ([`PartOptions::prepare_all`]).
     ///
     /// # Errors
-    /// The index of the first one that cannot be made, and why. Those before it are made.
+    /// The index of the first one that cannot be made, and why.
     pub fn prepare_parts(
         &mut self,
         parts: &[PartOptions],
         now: &Now,
     ) -> Result<Vec<Part>, (usize, Error)> {
-        let prepared = parts.iter().enumerate().map(|(index, part)| {
-            let volume = &mut self.volumes[part.volume.0];
-            part.prepare(volume, now.time)
-                .map_err(|error| (index, error))
-        });
-        prepared.collect()
+        PartOptions::prepare_all(parts, &mut self.volumes, now.time)
     }
 
     /// Replaces the shares. Those with the same number stay what clients have as a handle. Others
