@@ -122,6 +122,10 @@ function troublesOfFiles(files) {
       found.push(
         `Volume ${one.name} is read-only: its device failed to store metadata. Repair it, then restart.`,
       );
+    if (one.device_gone)
+      found.push(
+        `The device of volume ${one.name} is gone: clients wait until it is back.`,
+      );
     const used = one.data_bytes - one.free_bytes;
     full(`Volume ${one.name}`, used, one.data_bytes, "remove files or use a larger device");
     full(

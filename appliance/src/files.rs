@@ -1,8 +1,10 @@
 //! NFS as a service of the reactors: all volumes, shares and connections belong to the first
 //! reactor.
 
+mod lost;
 #[cfg_attr(not(feature = "verbs"), path = "files/without_rdma.rs")]
 mod rdma;
+mod reactor_disk;
 #[cfg(test)]
 mod tests;
 
@@ -10,18 +12,20 @@ use std::cell::RefCell;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use appliance_config::{
     Backing, ByteSize, Config, FileListener, Name, Share, Squash, Transport, Uuid, Volume,
 };
 use arc_swap::ArcSwap;
+use block::Device;
 use files_rdma::RdmaCounters;
 use files_server::{
     ClientReport, Clients, Network, Now, Part, PartOptions, Server, ServerCounters, ServerOptions,
     ShareCounters, ShareNumber, VolumeIndex,
 };
+use files_service::stored::OwnQueue;
 use files_store::{Time, VolatileOptions};
 use files_tcp::{
     DeviceOfVolume, FileMessage, FilePoller, FileService, FileServiceOptions, RecordStore,
@@ -39,6 +43,7 @@ use crate::messages::{MessageRings, NoResponse};
 use crate::reactor_setup::{ReactorParts, Service};
 use crate::state_directory::StateDirectory;
 use crate::volumes::{self, Obstacle, VolumeError};
+use lost::Loss;
 use rdma::FileEndpoint;
 
 /// The reactor of the service.
@@ -117,6 +122,15 @@ struct Parts {
     messages: Receiver<FileMessage>,
 }
 
+/// A volume that is served.
+#[derive(Clone, Debug)]
+pub(crate) struct ServedVolume {
+    pub(crate) name: Name,
+    pub(crate) levels: Arc<VolumeLevels>,
+    /// Its place in the server.
+    pub(super) index: VolumeIndex,
+}
+
 /// The service of the whole appliance.
 pub(crate) struct Files {
     /// Where clients connect, by listener.
@@ -125,7 +139,9 @@ pub(crate) struct Files {
     server: Arc<ServerCounters>,
     service: Arc<ServiceCounters>,
     rdma: Arc<RdmaCounters>,
-    volumes: Vec<(Name, Arc<VolumeLevels>)>,
+    volumes: ArcSwap<Vec<ServedVolume>>,
+    /// The volumes whose device is gone. The control path only.
+    losses: Mutex<Vec<Loss>>,
     shares: ArcSwap<SharesByName>,
     /// Taken once by the reactor. The control path only.
     parts: Mutex<Option<Parts>>,
@@ -204,9 +220,13 @@ impl Files {
                 tracing::info!("share {} is served at {address}", share.name);
             }
         }
-        let names = config.files.volumes.iter().map(|it| it.name.clone());
-        let levels = of_volumes.iter().map(|it| Arc::clone(&it.levels));
-        let levels = names.zip(levels).collect();
+        let served = config.files.volumes.iter().zip(&of_volumes).enumerate();
+        let served = served.map(|(index, (volume, device))| ServedVolume {
+            name: volume.name.clone(),
+            levels: Arc::clone(&device.levels),
+            index: VolumeIndex(index),
+        });
+        let served: Vec<ServedVolume> = served.collect();
         let (messages, receivers) = MessageRings::new(1);
         let parts = Parts {
             server,
@@ -222,7 +242,8 @@ impl Files {
             server: counters,
             service: Arc::default(),
             rdma: Arc::default(),
-            volumes: levels,
+            volumes: ArcSwap::from_pointee(served),
+            losses: Mutex::default(),
             shares: ArcSwap::from_pointee(of_shares),
             parts: Mutex::new(Some(parts)),
         })))
@@ -245,9 +266,13 @@ impl Files {
         &self.rdma
     }
 
-    /// The levels of the volumes.
-    pub(crate) fn volumes(&self) -> &[(Name, Arc<VolumeLevels>)] {
-        &self.volumes
+    /// The volumes.
+    pub(crate) fn volumes(&self) -> Arc<Vec<ServedVolume>> {
+        self.volumes.load_full()
+    }
+
+    fn losses(&self) -> MutexGuard<'_, Vec<Loss>> {
+        self.losses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The counters of the shares.
@@ -428,9 +453,21 @@ fn opened(
             device_bytes: geometry.bytes(),
             memory_bytes: volume.metadata_memory.bytes(),
         }),
-        _ => volumes::open(volume, &**device, pool)?,
+        _ => {
+            let mut queue = own_queue(volume, &**device, pool)?;
+            volumes::open(volume, &mut queue)?
+        }
     };
     Ok((opened, of_volume))
+}
+
+/// A queue of a device for the control path.
+pub(crate) fn own_queue(
+    volume: &Volume,
+    device: &dyn Device,
+    pool: &Pool,
+) -> Result<OwnQueue, VolumeError> {
+    OwnQueue::new(device, pool).map_err(|cause| VolumeError::new(volume, cause))
 }
 
 /// The numbers of shares, which file handles contain: they follow from the names (FNV-1a), so that

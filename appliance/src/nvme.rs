@@ -8,6 +8,7 @@
 mod bus;
 mod handover;
 mod live;
+mod lone;
 mod monitor;
 mod owner_poller;
 mod start;
@@ -30,6 +31,7 @@ use crate::identities::Content;
 use crate::observe::sources::DriveSource;
 pub(crate) use bus::{Bus, system_bus};
 pub(crate) use live::DeviceOpener;
+pub(crate) use lone::LoneDrive;
 use monitor::DriveHistory;
 
 /// A drive of the configuration, with its devices.

@@ -177,8 +177,11 @@ impl Reconciler {
         self.reap();
     }
 
-    /// Serves the listeners again whose network card has returned.
+    /// Serves the listeners again whose network card has returned, and the volumes whose device has.
     pub(crate) fn restore(&self, event_loop: &mut dyn EventLoop) {
+        if let Some(files) = &self.files {
+            files.restore(&self.config.files, &self.devices, event_loop);
+        }
         for transport in &self.transports {
             let ports = self.ports_of(transport.name());
             transport.restore(&ports, &self.regions(), event_loop);

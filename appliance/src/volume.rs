@@ -6,13 +6,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use appliance_config::{Backing, Config, Volume};
-use block::Device;
 use clap::{Args, Subcommand};
+use files_service::stored::OwnQueue;
 use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
 use serde::Serialize;
 
 use crate::devices::{Opener as _, SystemDevices};
 use crate::error::{Failure, with_causes};
+use crate::files::own_queue;
+use crate::nvme::{Bus, LoneDrive, system_bus};
 use crate::service::load_configuration;
 use crate::table::{Cell, Table, name};
 use crate::terminal::print;
@@ -104,8 +106,8 @@ fn format(arguments: &FormatArguments) -> Result<ExitCode, Failure> {
     let config = load_configuration(&arguments.configuration.config)?;
     let volume = volumes::find(&config, &arguments.name)?;
     let stand = Stand::new(&config)?;
-    let device = stand.open(volume, Access::Write)?;
-    let uuid = volumes::format(volume, &*device, &stand.pool, arguments.overwrite)?;
+    let mut disk = stand.open(volume, Access::Write)?;
+    let uuid = volumes::format(volume, &mut disk.queue, arguments.overwrite)?;
     print(&format!("volume {}: formatted, uuid {uuid}\n", volume.name));
     Ok(ExitCode::SUCCESS)
 }
@@ -114,8 +116,8 @@ fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {
     let config = load_configuration(&arguments.configuration.config)?;
     let volume = volumes::find(&config, &arguments.name)?;
     let stand = Stand::new(&config)?;
-    let device = stand.open(volume, Access::Read)?;
-    let opening = volumes::check(volume, &*device, &stand.pool)?;
+    let mut disk = stand.open(volume, Access::Read)?;
+    let opening = volumes::check(volume, &mut disk.queue)?;
     let usage = opening.usage();
     print(&format!(
         "volume {}: uuid {}, {} object(s), {} of {} bytes used, metadata {} of {} bytes\n",
@@ -173,7 +175,16 @@ enum Access {
 struct Stand<'c> {
     config: &'c Config,
     system: SystemDevices,
+    bus: Box<dyn Bus>,
+    arena: Arc<Arena>,
     pool: Pool,
+}
+
+/// A device that is open.
+struct OpenDisk {
+    queue: OwnQueue,
+    /// The drive of the device, which is shut down after the queue.
+    _drive: Option<LoneDrive>,
 }
 
 impl<'c> Stand<'c> {
@@ -186,17 +197,28 @@ impl<'c> Stand<'c> {
         Ok(Self {
             config,
             system: SystemDevices::new(config, &arena),
+            bus: system_bus(&arena, 1),
             pool: arena.pool(1),
+            arena,
         })
     }
 
     /// Opens the device of a volume.
-    fn open(&self, volume: &Volume, access: Access) -> Result<Arc<dyn Device>, VolumeError> {
+    fn open(&self, volume: &Volume, access: Access) -> Result<OpenDisk, VolumeError> {
         let failed = |cause: Obstacle| VolumeError::new(volume, cause);
         let device = self.config.device(&volume.device);
         let device = device.ok_or_else(|| failed(Obstacle::NoDevice))?;
-        if matches!(device.backing, Backing::Memory { .. }) {
-            return Err(failed(Obstacle::Volatile));
+        match device.backing {
+            Backing::Memory { .. } => return Err(failed(Obstacle::Volatile)),
+            Backing::Nvme(settings) => {
+                let opened = LoneDrive::open(&*self.bus, &self.arena, device, settings);
+                let (drive, device) = opened.map_err(|cause| failed(Obstacle::Device(cause)))?;
+                return Ok(OpenDisk {
+                    queue: own_queue(volume, &*device, &self.pool)?,
+                    _drive: Some(drive),
+                });
+            }
+            Backing::File { .. } | Backing::Null { .. } => {}
         }
         let device = appliance_config::Device {
             read_only: access == Access::Read,
@@ -205,12 +227,15 @@ impl<'c> Stand<'c> {
         let opened = self.system.open(&device);
         let opened = opened.map_err(|cause| failed(Obstacle::Device(cause)))?;
         let opened = opened.ok_or_else(|| failed(Obstacle::NoDevice))?;
-        Ok(opened.device)
+        Ok(OpenDisk {
+            queue: own_queue(volume, &*opened.device, &self.pool)?,
+            _drive: None,
+        })
     }
 
     fn listed(&self, volume: &Volume) -> Listed {
         let opened = self.open(volume, Access::Read);
-        let found = opened.and_then(|it| volumes::identify(volume, &*it, &self.pool));
+        let found = opened.and_then(|mut it| volumes::identify(volume, &mut it.queue));
         let (state, uuid) = match found {
             Ok(identity) => {
                 let uuid = volumes::uuid_of(identity.uuid).to_string();

@@ -2,11 +2,9 @@
 //! them for an operator.
 
 use appliance_config::{Config, Uuid, Volume};
-use block::Device;
 use files_store::limits::{LOG_BYTES_MAX, LOG_BYTES_MIN};
 use files_store::{FormatOptions, OpenError, Opening, VolumeIdentity};
-use files_tcp::stored::{self, StoredError};
-use hugemem::Pool;
+use files_tcp::stored::{self, Disk, StoredError};
 
 use crate::error::Failure;
 
@@ -75,10 +73,9 @@ pub(crate) fn uuid_of(uuid: files_store::Uuid) -> Uuid {
 /// The device has no volume, another one or a damaged one, or it fails.
 pub(crate) fn open(
     volume: &Volume,
-    device: &dyn Device,
-    pool: &Pool,
+    disk: &mut dyn Disk,
 ) -> Result<files_store::Volume, VolumeError> {
-    let identity = identify(volume, device, pool)?;
+    let identity = identify(volume, disk)?;
     if identity.memory_bytes != volume.metadata_memory.bytes() {
         tracing::warn!(
             "volume {}: it was formatted with metadata_memory = {} bytes, which counts until it is \
@@ -87,7 +84,7 @@ pub(crate) fn open(
             identity.memory_bytes
         );
     }
-    let opened = stored::open(device, pool);
+    let opened = stored::open(disk);
     opened.map_err(|cause| VolumeError::new(volume, cause))
 }
 
@@ -97,10 +94,9 @@ pub(crate) fn open(
 /// The device has no volume that can be opened, or another one than the configuration names.
 pub(crate) fn identify(
     volume: &Volume,
-    device: &dyn Device,
-    pool: &Pool,
+    disk: &mut dyn Disk,
 ) -> Result<VolumeIdentity, VolumeError> {
-    let identity = match stored::identify(device, pool) {
+    let identity = match stored::identify(disk) {
         Ok(identity) => identity,
         Err(StoredError::Volume(OpenError::NoVolume)) => {
             let cause = Obstacle::NotFormatted(volume.name.to_string());
@@ -124,22 +120,21 @@ pub(crate) fn identify(
 /// The device has something and `overwrites` is false, it is too small, or it fails.
 pub(crate) fn format(
     volume: &Volume,
-    device: &dyn Device,
-    pool: &Pool,
+    disk: &mut dyn Disk,
     overwrites: bool,
 ) -> Result<Uuid, VolumeError> {
     let failed = |cause: StoredError| VolumeError::new(volume, cause);
     if !overwrites {
-        let found = match stored::identify(device, pool) {
+        let found = match stored::identify(disk) {
             Err(StoredError::Volume(OpenError::NoVolume)) => "data of another kind",
             Err(error @ StoredError::Volume(OpenError::Io { .. })) => return Err(failed(error)),
             _ => "a volume",
         };
-        if !stored::is_blank(device, pool).map_err(failed)? {
+        if !stored::is_blank(disk).map_err(failed)? {
             return Err(VolumeError::new(volume, Obstacle::NotBlank(found)));
         }
     }
-    let device_bytes = device.geometry().bytes();
+    let device_bytes = disk.bytes();
     let uuid = volume.uuid.unwrap_or_else(Uuid::new_v4);
     let options = FormatOptions {
         uuid: files_store::Uuid(*uuid.as_bytes()),
@@ -148,7 +143,7 @@ pub(crate) fn format(
         memory_bytes: volume.metadata_memory.bytes(),
         log_bytes: (device_bytes / LOG_PART).clamp(LOG_BYTES_MIN, LOG_BYTES_MAX),
     };
-    stored::format(device, pool, &options).map_err(failed)?;
+    stored::format(disk, &options).map_err(failed)?;
     Ok(uuid)
 }
 
@@ -156,13 +151,9 @@ pub(crate) fn format(
 ///
 /// # Errors
 /// It cannot be opened.
-pub(crate) fn check(
-    volume: &Volume,
-    device: &dyn Device,
-    pool: &Pool,
-) -> Result<Opening, VolumeError> {
-    identify(volume, device, pool)?;
-    stored::read(device, pool).map_err(|cause| VolumeError::new(volume, cause))
+pub(crate) fn check(volume: &Volume, disk: &mut dyn Disk) -> Result<Opening, VolumeError> {
+    identify(volume, disk)?;
+    stored::read(disk).map_err(|cause| VolumeError::new(volume, cause))
 }
 
 /// The volume of that name.

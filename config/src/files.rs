@@ -15,19 +15,19 @@ table! {
         name: Name = NAME,
             like "\"scratch\"";
         /// Its device, which no export and no other volume has. On type `memory` the files are lost
-        /// when the appliance stops. On type `file` they stay: `windlass volume format NAME` makes
-        /// the volume first.
+        /// when the appliance stops. On types `file` and `nvme` they stay: `windlass volume format NAME`
+        /// makes the volume first.
         device: Name = NAME,
             like "\"ram0\"";
         /// The identifier that `windlass volume format` gives it or prints. A device with another
-        /// volume is not served then. Only for volumes on type `file`.
+        /// volume is not served then. Only for volumes on types `file` and `nvme`.
         uuid: Option<Uuid> = Maybe(UUID),
             absent None
             => "any volume that the device has",
             like "\"9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"";
         /// Most memory for names, attributes and positions of files; about 1KiB for a small file.
-        /// Where it is used up, nothing can be created. It comes on top of the device. On type
-        /// `file` that of the format counts, and the device has twice as much beside the files.
+        /// Where it is used up, nothing can be created. It comes on top of the device. On types `file`
+        /// and `nvme` that of the format counts, and the device has twice as much beside the files.
         metadata_memory: ByteSize = Size(VOLUME_MEMORY_MIN..=MEMORY_MAX, Unit::Byte),
             absent ByteSize::from_mib(64),
             like "\"1GiB\"";

@@ -750,8 +750,8 @@ fn invalid_file_exports_are_reported() {
         ),
         (
             "type = \"memory\"\nsize = 8192\n[[v",
-            "type = \"nvme\"\npci = \"0000:01:00.0\"\n[[v",
-            "not implemented",
+            "type = \"nvme\"\npci = \"0000:01:00.0\"\nread_only = true\n[[v",
+            "a volume cannot be on a read-only device",
         ),
         (
             "type = \"memory\"\nsize = 8192\n[[v",

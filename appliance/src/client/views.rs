@@ -10,7 +10,7 @@ use crate::observe::model::{
     FilesStatus, HostStatus, Latency, PaceStatus, Percentiles, RateLimitStatus, ReactorStatus,
     Severity, ShareStatus, Status, lost_rdma,
 };
-use crate::observe::observation::read_only_volume;
+use crate::observe::observation::{lost_volume, read_only_volume};
 use crate::quantity;
 use crate::table::{Cell, Column, Mark, Table, name, number};
 
@@ -402,10 +402,11 @@ pub(crate) fn volumes(delta: &StatusDelta) -> Table {
     let mut table = table(VOLUMES);
     for volume in delta.now.files.iter().flat_map(|it| &it.volumes) {
         let used = volume.data_bytes.saturating_sub(volume.free_bytes);
-        let (state, mark) = match (volume.served, volume.read_only) {
-            (false, _) => ("not served", Mark::Bad),
-            (true, true) => ("read-only", Mark::Bad),
-            (true, false) => ("ready", Mark::Good),
+        let (state, mark) = match volume {
+            it if !it.served => ("not served", Mark::Bad),
+            it if it.device_gone => ("device gone", Mark::Bad),
+            it if it.read_only => ("read-only", Mark::Bad),
+            _ => ("ready", Mark::Good),
         };
         let log = (volume.log_bytes_max > 0).then_some((volume.log_bytes, volume.log_bytes_max));
         table.push(vec![
@@ -637,6 +638,8 @@ pub(crate) fn active_problems(status: &Status) -> Vec<String> {
     for volume in status.files.iter().flat_map(|it| &it.volumes) {
         if volume.read_only {
             active_problems.push(read_only_volume(&volume.name));
+        } else if volume.device_gone {
+            active_problems.push(lost_volume(&volume.name));
         } else if !volume.served {
             active_problems.push(format!("volume {} is not served", volume.name));
         }

@@ -228,7 +228,7 @@ fn log_omitted(wanted: &Wanted, why: &str) {
     tracing::error!("{} not served: {why}", wanted.names);
 }
 
-fn options(
+pub(super) fn options(
     address: PciAddress,
     names: &str,
     settings: Settings,

@@ -3,6 +3,7 @@
 
 mod handover;
 mod live;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use appliance_config::{Config, Name};
 use block::Health;
 use files_server::ShareCounters;
-use files_tcp::VolumeLevels;
 use hugemem::{ArenaCounters, DeviceMemory};
 use nvme_target::{
     CopyTotals, DeviceIndex, KeyUse, PaceSnapshot, RateLimitSnapshot, TargetLatency,
@@ -20,7 +19,7 @@ use super::model::{BUFFER_WAIT_MAX_NS, OperationSample, TargetStatus, lost_rdma}
 use super::sources::Sources;
 use crate::copies::CopySample;
 use crate::exports::BoundPort;
-use crate::files::Files;
+use crate::files::{Files, ServedVolume};
 use crate::operator_states::OperatorStates;
 
 /// A reactor that is in one call for longer than this is stuck.
@@ -148,6 +147,7 @@ pub(crate) struct VolumeSample {
     pub(crate) log_bytes: u64,
     pub(crate) log_bytes_max: u64,
     pub(crate) has_failed: bool,
+    pub(crate) is_lost: bool,
 }
 
 /// The counters and levels of a share.
@@ -311,6 +311,9 @@ impl Observation {
             if volume.has_failed {
                 damaged.push(read_only_volume(name.as_str()));
             }
+            if volume.is_lost {
+                damaged.push(lost_volume(name.as_str()));
+            }
         }
         (!damaged.is_empty()).then(|| damaged.join("; "))
     }
@@ -350,10 +353,16 @@ pub(crate) fn read_only_volume(name: &str) -> String {
     )
 }
 
+/// What an operator has to know of a volume whose device is gone.
+pub(crate) fn lost_volume(name: &str) -> String {
+    format!("volume {name}: its device is gone: clients wait until it is back")
+}
+
 fn files(files: &Files) -> FilesSample {
     let (server, service) = (files.server_counters(), files.service_counters());
     let rdma = files.rdma_counters();
-    let volume = |(name, levels): &(Name, Arc<VolumeLevels>)| {
+    let volume = |served: &ServedVolume| {
+        let levels = &served.levels;
         let sample = VolumeSample {
             data_bytes: levels.data_bytes.get(),
             free_bytes: levels.free_bytes.get(),
@@ -363,8 +372,9 @@ fn files(files: &Files) -> FilesSample {
             log_bytes: levels.log_bytes.get(),
             log_bytes_max: levels.log_bytes_max.get(),
             has_failed: levels.has_failed.get() > 0,
+            is_lost: levels.is_lost.get() > 0,
         };
-        (name.clone(), sample)
+        (served.name.clone(), sample)
     };
     let share = |(name, counters): &(Name, Arc<ShareCounters>)| {
         let sample = ShareSample {

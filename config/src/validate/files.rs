@@ -59,7 +59,7 @@ fn quotas(draft: &Draft, findings: &mut Findings) {
     }
 }
 
-/// A volume has a device of type `memory` or `file` for itself.
+/// A volume has a device of type `memory`, `file` or `nvme` for itself.
 fn devices(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
     let exported = draft.exports.iter().flat_map(|export| &export.namespaces);
     let exported: Vec<_> = exported.map(|namespace| &namespace.device).collect();
@@ -115,13 +115,9 @@ fn obstacle(device: &DeviceDraft) -> Option<(&'static str, &'static str)> {
     match device.device_type? {
         DeviceType::Null => Some((
             "a device of type \"null\" keeps no files",
-            "use a device of type \"memory\" or \"file\"",
+            "use a device of type \"memory\", \"file\" or \"nvme\"",
         )),
-        DeviceType::Nvme => Some((
-            "volumes on devices of type \"nvme\" are not implemented",
-            "use a device of type \"file\"",
-        )),
-        DeviceType::Memory | DeviceType::File if device.is_read_only => Some((
+        DeviceType::Memory | DeviceType::File | DeviceType::Nvme if device.is_read_only => Some((
             "a volume cannot be on a read-only device",
             "remove `read_only` from the device, and write it at the shares",
         )),
@@ -129,7 +125,7 @@ fn obstacle(device: &DeviceDraft) -> Option<(&'static str, &'static str)> {
             "a shared device cannot have a volume: two appliances would overwrite each other",
             "remove `shared` from the device",
         )),
-        DeviceType::Memory | DeviceType::File => None,
+        DeviceType::Memory | DeviceType::File | DeviceType::Nvme => None,
     }
 }
 

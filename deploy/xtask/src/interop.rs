@@ -216,6 +216,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 480,
     },
     Scenario {
+        name: "nfs-drive",
+        script: "nfs-drive.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--nvme", "1", "--ns", "1", "--size", "256M", "--huge", "96"],
+            namespaces: 1,
+        }),
+        timeout_s: 480,
+    },
+    Scenario {
         name: "nfs-rdma",
         script: "nfs-rdma.sh",
         connect: "",

@@ -58,6 +58,8 @@ pub enum Resumption {
     Done,
     /// The device has failed.
     DeviceFailed,
+    /// The device is gone, or did not execute it when it was asked again.
+    DeviceGone,
     /// The data of a WRITE, which were in memory of the client, cannot be had any more. A part of
     /// them may be on the device.
     DataLost,

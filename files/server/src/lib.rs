@@ -26,6 +26,7 @@ mod sessions;
 mod states;
 mod table;
 mod user;
+mod volumes;
 
 pub use counters::{OperationCounters, ServerCounters, ShareCounters};
 pub use execution::{Execution, Resumption, Step};

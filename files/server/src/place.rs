@@ -202,7 +202,7 @@ impl HandleBytes {
 /// # Errors
 /// `NFS4ERR_BADHANDLE` for bytes that are no handle of this server (RFC 8881 §15.1.2.1),
 /// `NFS4ERR_STALE` for an object or share that does not exist any more (RFC 8881 §15.1.2.7), also for
-/// the share of other clients.
+/// the share of other clients, and `NFS4ERR_DELAY` while the device of its volume is gone.
 pub(crate) fn resolve(
     handle: &[u8],
     shares: &[Share],
@@ -225,8 +225,12 @@ pub(crate) fn resolve(
     let share = admitting.position(|share| share.number == number && share.admits(client));
     let share = share.ok_or(Status::STALE)?;
     let volume = &volumes[shares[share].volume.0];
-    let inode = volume.resolve(&handle).map_err(|_| Status::STALE)?;
-    let part = volume.share(inode).map_err(|_| Status::STALE)?;
+    let missing = |error| match error {
+        Error::Lost => Status::DELAY,
+        _ => Status::STALE,
+    };
+    let inode = volume.resolve(&handle).map_err(missing)?;
+    let part = volume.share(inode).map_err(missing)?;
     match part == shares[share].part {
         true => Ok(Place::Object { share, inode }),
         false => Err(Status::STALE),

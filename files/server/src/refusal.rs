@@ -41,6 +41,8 @@ impl From<Error> for Refusal {
             Error::NoXattr => Status::NOXATTR,
             Error::XattrTooBig => Status::XATTR2BIG,
             Error::Io => Status::IO,
+            // The client asks again, until the volume is opened again.
+            Error::Lost => Status::DELAY,
         })
     }
 }

@@ -109,9 +109,13 @@ impl Server {
             }
         }
         let is_shared = |(volume, inode): FileId| {
-            let part = self.volumes[volume.0].share(inode);
+            let (is_lost, part) = {
+                let volume = &self.volumes[volume.0];
+                (volume.is_lost(), volume.share(inode))
+            };
             let mut shares = self.shares.iter();
-            shares.any(|it| it.volume == volume && Ok(it.part) == part && !it.name.is_empty())
+            let is_of = |it: &Share| is_lost || Ok(it.part) == part;
+            shares.any(|it| it.volume == volume && is_of(it) && !it.name.is_empty())
         };
         let states = self.states.table.iter();
         let ended = states.filter(|(_, state)| !is_shared(state.file));

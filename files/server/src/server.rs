@@ -9,7 +9,7 @@ use files_spec::operations::{OperationNumber, SequenceArgs};
 use files_spec::rpc::{AcceptStatus, Call, CallError, NFS_PROGRAM, NFS_VERSION, Procedure, Reply};
 use files_spec::types::{FileHandle, Verifier};
 use files_spec::xdr::{Decoder, Placement};
-use files_store::{Progress, Ticket, Time, Volume};
+use files_store::{NumberMap, Progress, Ticket, Time, Volume};
 
 use crate::clients::{Client, Principal};
 use crate::counters::ServerCounters;
@@ -98,6 +98,10 @@ pub struct Server {
     pub(crate) records: Records,
     /// Files of removed states whose volume was busy.
     pub(crate) unclosed: Vec<FileId>,
+    /// How often a volume was lost.
+    pub(crate) losses: u64,
+    /// What clients have open on volumes that are lost, with the generations of the objects.
+    pub(crate) open_on_lost: NumberMap<FileId, u32>,
     pub(crate) counters: Arc<ServerCounters>,
     /// How often executions have begun or continued.
     pub(crate) steps: u64,
@@ -135,6 +139,8 @@ impl Server {
             records: Records::new(&reclaiming, keeps_records, now.monotonic_ms),
             grace: Grace::new(reclaiming, now),
             unclosed: Vec::new(),
+            losses: 0,
+            open_on_lost: NumberMap::default(),
             counters,
             steps: 0,
         }
@@ -167,9 +173,11 @@ impl Server {
         )
     }
 
-    /// The verifier of this start, which clients compare to find lost unstable writes.
+    /// The verifier of this start, which clients compare to find lost unstable writes. The loss of a
+    /// volume changes it.
     pub(crate) fn write_verifier(&self) -> Verifier {
-        self.instance.to_be_bytes()
+        // Starts are further apart than volumes are lost.
+        self.instance.wrapping_add(self.losses).to_be_bytes()
     }
 
     /// Does what time requires: removes clients that have been silent for too long, closes files
@@ -251,7 +259,10 @@ impl Server {
             Waiting::No => return Step::Ignore,
             Waiting::Volume => return self.run(x, record, now),
             Waiting::Durable(status) => return self.end_if_durable(x, status),
-            Waiting::Read(_) if !is_ok => (OperationNumber::READ, Err(Status::IO.into())),
+            Waiting::Read(_) if !is_ok => {
+                let status = status_of(resumption);
+                (OperationNumber::READ, Err(status.into()))
+            }
             Waiting::Read(read) => match self.end_read(x, &read) {
                 // The file has changed: the operation is executed again.
                 Ok(false) => return self.run(x, record, now),
@@ -259,11 +270,7 @@ impl Server {
             },
             Waiting::Write(write) if !is_ok => {
                 self.volumes[write.volume.0].write_failed(write.id);
-                let status = match resumption {
-                    // The client sends the WRITE again, over another connection.
-                    Resumption::DataLost => Status::DELAY,
-                    Resumption::Done | Resumption::DeviceFailed => Status::IO,
-                };
+                let status = status_of(resumption);
                 (OperationNumber::WRITE, Err(status.into()))
             }
             Waiting::Write(write) | Waiting::Record(write) => {
@@ -482,15 +489,20 @@ impl Server {
             return Step::AwaitDurable;
         }
         let mut awaited = x.awaited.iter();
-        let has_failed =
-            awaited.any(|(volume, it)| self.volumes[volume.0].progress(*it) == Progress::Failed);
-        let status = match has_failed {
-            // Which of the changes are lost is not known. The volume accepts no further ones.
-            true => {
-                x.fail_all(OperationNumber::PUTFH, Status::IO);
-                Status::IO
+        let failed =
+            awaited.find(|(volume, it)| self.volumes[volume.0].progress(*it) == Progress::Failed);
+        let status = match failed {
+            // Which of the changes are lost is not known.
+            Some((volume, _)) => {
+                let status = match self.volumes[volume.0].is_lost() {
+                    true => Status::DELAY,
+                    // The volume accepts no further changes.
+                    false => Status::IO,
+                };
+                x.fail_all(OperationNumber::PUTFH, status);
+                status
             }
-            false => status,
+            None => status,
         };
         x.end(status);
         self.release_slot(x);
@@ -503,6 +515,15 @@ impl Server {
 pub(crate) struct Position {
     pub(crate) is_only: bool,
     pub(crate) is_last: bool,
+}
+
+/// The status of a READ or WRITE whose data did not move.
+fn status_of(resumption: Resumption) -> Status {
+    match resumption {
+        // The client sends it again: over another connection, or when the device is back.
+        Resumption::DataLost | Resumption::DeviceGone => Status::DELAY,
+        Resumption::Done | Resumption::DeviceFailed => Status::IO,
+    }
 }
 
 /// Checks that an operation may be where it is (RFC 8881 §18.46).

@@ -1,6 +1,8 @@
 //! The service on one reactor: executes the requests of all connections, and moves their data as a
 //! client of the reactor's devices.
 
+mod volumes;
+
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -16,15 +18,17 @@ use hugemem::{Lease, Pool};
 use reactors::Nanos;
 use reactors::ring;
 
+use crate::accesses::{ACCESS_TAG, ACCESSES_MAX, Accesses};
 use crate::connections::{ConnectionKey, Connections, Link, TransportIndex};
 use crate::job::{Job, JobKey, Jobs};
 use crate::limits::{
     CONNECTIONS_MAX, DEVICE_REQUESTS_MAX, PIECES_IN_FLIGHT_MAX, RECORDS_BYTES_MAX, REQUESTS_MAX,
-    REQUESTS_PER_CONNECTION_MAX, REQUESTS_PER_VOLUME_MAX, TICK_MS, UNSENT_BYTES_MAX,
+    REQUESTS_PER_CONNECTION_MAX, REQUESTS_PER_VOLUME_MAX, TICK_MS, UNSENT_BYTES_MAX, VOLUMES_MAX,
 };
 use crate::observed::{FileMessage, ServiceCounters, VolumeLevels};
 use crate::transfer::{Device, Fetching, Next, Source, Transfer};
 use crate::volume_requests::{VolumeRequests, volume_of_tag};
+use volumes::Returning;
 
 /// The device of a volume.
 #[derive(Clone, Debug)]
@@ -71,6 +75,9 @@ pub trait RecordStore {
     /// A descriptor that is readable after another version was stored. A transport reads it.
     fn wake_source(&self) -> BorrowedFd<'_>;
 }
+
+/// Limit of the requests of all volumes in devices.
+const VOLUME_REQUESTS_MAX: usize = VOLUMES_MAX * REQUESTS_PER_VOLUME_MAX;
 
 /// How a movement of data goes on.
 enum Pumped {
@@ -133,6 +140,10 @@ pub struct FileCore {
     volume_requests: Vec<Option<VolumeRequests>>,
     /// Whether a volume may have requests that the device has not got.
     has_volume_requests: bool,
+    /// Volumes that take the places of lost ones when no request uses these any more.
+    returning: Vec<Returning>,
+    /// Requests of the control path to devices.
+    accesses: Accesses,
     /// Complete replies of each transport.
     replies: [VecDeque<(ConnectionKey, JobKey)>; TRANSPORTS],
     /// Data that a transport reads from memory of clients.
@@ -182,12 +193,14 @@ impl FileCore {
         let devices: Vec<Device> = devices.iter().map(device).collect();
         let volumes = devices.iter().zip(server.volumes()).enumerate();
         let requests = |(index, (device, volume)): (usize, (&Device, &Volume))| {
-            (!volume.is_volatile()).then(|| VolumeRequests::new(index, *device, &pool))
+            (!volume.is_volatile()).then(|| VolumeRequests::new(index, *device, &set, &pool))
         };
         let service = Self {
-            id: set.register(DEVICE_REQUESTS_MAX + volumes.len() * REQUESTS_PER_VOLUME_MAX),
+            id: set.register(DEVICE_REQUESTS_MAX + VOLUME_REQUESTS_MAX + ACCESSES_MAX),
             volume_requests: volumes.map(requests).collect(),
             has_volume_requests: true,
+            returning: Vec::new(),
+            accesses: Accesses::default(),
             devices,
             set,
             pool,
@@ -491,7 +504,7 @@ impl FileCore {
                     request.tag = key.tag(piece);
                     match set.submit(self.id, device.place, request) {
                         Ok(_) => self.outstanding += 1,
-                        Err(_) => transfer.refused(),
+                        Err(error) => transfer.refused(error),
                     }
                 }
                 Next::Fetch(piece, fetching) => {
@@ -580,33 +593,6 @@ impl FileCore {
         moved
     }
 
-    /// Carries out the requests of the volumes, and continues the jobs whose changes are durable.
-    fn carry_out_volumes(&mut self, now: Nanos) -> usize {
-        let mut ended = 0;
-        while std::mem::take(&mut self.has_volume_requests) {
-            let (mut has_ended, mut awaits_memory) = (false, false);
-            let requests = self.volume_requests.iter_mut();
-            for (volume, requests) in self.server.volumes_mut().iter_mut().zip(requests) {
-                let Some(requests) = requests else {
-                    continue;
-                };
-                let carried = requests.carry_out(volume, self.id, &self.set, &self.pool);
-                self.outstanding += carried.submitted;
-                has_ended |= carried.has_ended;
-                awaits_memory |= carried.awaits_memory;
-            }
-            if has_ended {
-                ended += self.resume_durable(now);
-                self.has_progress = true;
-            }
-            if awaits_memory {
-                self.has_volume_requests = true;
-                break;
-            }
-        }
-        ended
-    }
-
     /// Hands out new records of clients, and continues the jobs whose records are stored.
     fn store_records(&mut self, now: Nanos) -> usize {
         let Some(records) = &mut self.records else {
@@ -684,41 +670,6 @@ impl FileCore {
         }
     }
 
-    /// Carries out what operators ask for. Returns the number of messages.
-    pub fn carry_out_messages(&mut self, now: Nanos) -> usize {
-        let mut count = 0;
-        while let Some(message) = self.messages.as_mut().and_then(ring::Receiver::recv) {
-            count += 1;
-            // A response without a receiver is not needed.
-            let _ = match message {
-                FileMessage::Clients { reply } => {
-                    reply.send(self.server.clients(&self.time_now(now))).is_ok()
-                }
-                FileMessage::Evict { number, reply } => {
-                    let is_evicted = self.server.evict_client(number);
-                    // Others may have waited for what the client had, and files may have to be freed.
-                    self.has_volume_requests = true;
-                    self.has_progress = true;
-                    reply.send(is_evicted).is_ok()
-                }
-                FileMessage::PrepareParts { parts, reply } => {
-                    let time = self.time_now(now);
-                    let prepared = self.server.prepare_parts(&parts, &time);
-                    self.has_volume_requests = true;
-                    reply.send(prepared).is_ok()
-                }
-                FileMessage::SetShares { shares, reply } => {
-                    let time = self.time_now(now);
-                    self.server.set_shares(shares, &time);
-                    self.has_volume_requests = true;
-                    self.has_progress = true;
-                    reply.send(()).is_ok()
-                }
-            };
-        }
-        count
-    }
-
     /// Whether an operator asks for something.
     #[must_use]
     pub fn has_messages(&self) -> bool {
@@ -731,6 +682,7 @@ impl FileCore {
         !self.awaiting_memory.is_empty()
             || self.has_progress && !self.awaiting_volume.is_empty()
             || self.has_volume_requests
+            || self.accesses.is_waiting()
     }
 
     /// When [`Self::tick`] is due.
@@ -763,6 +715,10 @@ impl DeviceClient for FileCore {
     fn completed(&mut self, completions: Completions<'_>, now: Nanos) {
         for completion in completions {
             self.outstanding = self.outstanding.saturating_sub(1);
+            if completion.tag == ACCESS_TAG {
+                self.accesses.completed(completion.result, completion.data);
+                continue;
+            }
             if let Some(volume) = volume_of_tag(completion.tag) {
                 self.has_volume_requests = true;
                 if let Some(Some(requests)) = self.volume_requests.get_mut(volume) {
@@ -782,10 +738,15 @@ impl DeviceClient for FileCore {
     }
 
     fn poll(&mut self, now: Nanos) -> usize {
-        self.retry(now) + self.carry_out_volumes(now) + self.store_records(now)
+        let lost = self.find_lost(now);
+        lost + self.retry(now)
+            + self.carry_out_volumes(now)
+            + self.carry_out_accesses()
+            + self.store_records(now)
     }
 
     fn device_removed(&mut self, place: usize, now: Nanos) {
+        self.accesses.device_removed(place);
         for requests in self.volume_requests.iter_mut().flatten() {
             requests.device_removed(place);
         }

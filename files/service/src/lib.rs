@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accesses;
 mod connections;
 mod core;
 mod job;
@@ -18,6 +19,7 @@ pub mod stored;
 mod transfer;
 mod volume_requests;
 
+pub use accesses::{Access, AccessOperation, Accessed};
 pub use connections::{ConnectionKey, Connections, Link, TransportIndex};
 pub use core::{CoreOptions, DeviceOfVolume, Fetch, FileCore, RecordStore, system_time};
 pub use job::{Job, JobKey, Jobs};

@@ -34,6 +34,12 @@ pub const PIECES_IN_FLIGHT_MAX: usize = 4;
 /// Limit of the requests to a device that the log and the checkpoints of one volume have in flight.
 pub const REQUESTS_PER_VOLUME_MAX: usize = 2 * PIECES_IN_FLIGHT_MAX;
 
+/// How often a request is given to a device again that was reset with it, or has aborted it.
+pub const REPEATS_MAX: u8 = 3;
+
+/// Limit of the volumes.
+pub const VOLUMES_MAX: usize = 16;
+
 /// Limit of the requests to devices for data in flight.
 pub const DEVICE_REQUESTS_MAX: usize = REQUESTS_MAX * PIECES_IN_FLIGHT_MAX;
 

@@ -2,9 +2,11 @@
 
 use std::sync::mpsc::Sender;
 
-use files_server::{ClientReport, Part, PartOptions, Share};
+use files_server::{ClientReport, Part, PartOptions, Share, VolumeIndex};
 use files_store::{Error, Volume, VolumeUse};
 use reactors::Counter;
+
+use crate::accesses::Access;
 
 /// What an operator asks the service for. A response is dropped if its receiver is gone.
 #[derive(Debug)]
@@ -28,6 +30,25 @@ pub enum FileMessage {
         /// The receiver of the response: the parts, or the index of the first one that cannot be made,
         /// and why.
         reply: Sender<Result<Vec<Part>, (usize, Error)>>,
+    },
+    /// A request of the control path to a device.
+    Access(Access),
+    /// Forget a volume that [`Self::ReplaceVolume`] has brought and that is not served yet, because it is
+    /// to be opened once more.
+    PrepareReplacement {
+        /// Its place.
+        index: VolumeIndex,
+        /// The receiver of the response: whether the volume is lost.
+        reply: Sender<bool>,
+    },
+    /// Continue with a volume that was lost as it was opened again, when no request uses it any more.
+    ReplaceVolume {
+        /// Its place.
+        index: VolumeIndex,
+        /// The volume.
+        volume: Box<Volume>,
+        /// Answers when it is served.
+        reply: Sender<()>,
     },
     /// Replace the shares.
     SetShares {
@@ -79,6 +100,8 @@ pub struct VolumeLevels {
     pub log_bytes_max: Counter,
     /// 1 if the device failed to store metadata, so that nothing can be changed any more.
     pub has_failed: Counter,
+    /// 1 if the device is gone, so that clients wait until the volume is opened again.
+    pub is_lost: Counter,
 }
 
 impl VolumeLevels {
@@ -101,6 +124,9 @@ impl VolumeLevels {
         self.memory_bytes_max.set(memory_bytes_max);
         self.log_bytes.set(log_bytes);
         self.log_bytes_max.set(log_bytes_max);
-        self.has_failed.set(u64::from(volume.has_failed()));
+        let is_lost = volume.is_lost();
+        self.has_failed
+            .set(u64::from(volume.has_failed() && !is_lost));
+        self.is_lost.set(u64::from(is_lost));
     }
 }

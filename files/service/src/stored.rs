@@ -1,11 +1,12 @@
-//! Durable volumes before a reactor serves them: formats, checks and opens them on a device.
+//! Durable volumes before a client can use them: formats, checks and opens them on a device.
 //!
-//! For the control path: each function uses a queue of its own and returns when the device has
-//! carried out everything.
+//! For the control path: each function returns when the [`Disk`] has carried out everything. That is
+//! a queue of its own ([`OwnQueue`]) before the reactors start and without an appliance, and requests
+//! that the reactor of the volumes makes ([`crate::Access`]) while it serves.
 
 use std::time::{Duration, Instant};
 
-use block::{CompletionBatch, Device, DeviceQueue, Operation, QueueOptions, Request};
+use block::{CompletionBatch, Device, DeviceQueue, Geometry, Operation, QueueOptions, Request};
 use files_store::limits::BLOCK_BYTES;
 use files_store::{
     DiskCompletion, DiskRequest, FormatOptions, Formatter, OpenError, Opener, Opening,
@@ -36,6 +37,9 @@ pub enum StoredError {
     /// The device does not complete a request.
     #[error("the device does not complete a request within {} s", REQUEST_TIME_MAX.as_secs())]
     Timeout,
+    /// The reactor that serves the device does not make the request.
+    #[error("the reactor that serves the device accepts no request: it has ended or is stuck")]
+    NoReactor,
     /// All memory is in use.
     #[error("there is no memory for a request")]
     NoMemory,
@@ -44,13 +48,40 @@ pub enum StoredError {
     NotDurable,
 }
 
+/// A device to which one request after the other is made, each complete when its function returns.
+pub trait Disk {
+    /// Size of the device in bytes.
+    fn bytes(&self) -> u64;
+
+    /// Limit of one request in bytes: a multiple of the volume's blocks.
+    fn piece_bytes(&self) -> usize;
+
+    /// Reads whole blocks. Returns `None` if the device fails.
+    ///
+    /// # Errors
+    /// The device does not complete the request.
+    fn read_piece(&mut self, at: u64, length: usize) -> Result<Option<Vec<u8>>, StoredError>;
+
+    /// Writes whole blocks. Returns false if the device fails.
+    ///
+    /// # Errors
+    /// The device does not complete the request.
+    fn write_piece(&mut self, at: u64, piece: &[u8]) -> Result<bool, StoredError>;
+
+    /// Makes completed writes durable. Returns false if the device fails.
+    ///
+    /// # Errors
+    /// The device does not complete the request.
+    fn flush(&mut self) -> Result<bool, StoredError>;
+}
+
 /// Reads the superblock of a volume.
 ///
 /// # Errors
 /// The device has none that this version can open, or it fails.
-pub fn identify(device: &dyn Device, pool: &Pool) -> Result<VolumeIdentity, StoredError> {
-    let block = Disk::new(device, pool)?.beginning(BLOCK_BYTES as usize)?;
-    Ok(VolumeIdentity::decode(&block, device.geometry().bytes())?)
+pub fn identify(disk: &mut dyn Disk) -> Result<VolumeIdentity, StoredError> {
+    let block = beginning(disk, BLOCK_BYTES as usize)?;
+    Ok(VolumeIdentity::decode(&block, disk.bytes())?)
 }
 
 /// Whether a device has only zeroes where volumes, file systems, partition tables and volume
@@ -58,9 +89,9 @@ pub fn identify(device: &dyn Device, pool: &Pool) -> Result<VolumeIdentity, Stor
 ///
 /// # Errors
 /// The device fails.
-pub fn is_blank(device: &dyn Device, pool: &Pool) -> Result<bool, StoredError> {
-    let size = device.geometry().bytes() / BLOCK_BYTES * BLOCK_BYTES;
-    let probed = Disk::new(device, pool)?.beginning(PROBED_BYTES.min(size) as usize)?;
+pub fn is_blank(disk: &mut dyn Disk) -> Result<bool, StoredError> {
+    let size = disk.bytes() / BLOCK_BYTES * BLOCK_BYTES;
+    let probed = beginning(disk, PROBED_BYTES.min(size) as usize)?;
     Ok(probed.iter().all(|it| *it == 0))
 }
 
@@ -68,15 +99,10 @@ pub fn is_blank(device: &dyn Device, pool: &Pool) -> Result<bool, StoredError> {
 ///
 /// # Errors
 /// The device is too small or fails.
-pub fn format(
-    device: &dyn Device,
-    pool: &Pool,
-    options: &FormatOptions,
-) -> Result<(), StoredError> {
+pub fn format(disk: &mut dyn Disk, options: &FormatOptions) -> Result<(), StoredError> {
     let mut formatter = Formatter::new(options)?;
-    let mut disk = Disk::new(device, pool)?;
     while let Some(request) = formatter.poll() {
-        let completion = disk.perform(request)?;
+        let completion = perform(disk, request)?;
         formatter.complete(&completion)?;
     }
     Ok(())
@@ -86,106 +112,96 @@ pub fn format(
 ///
 /// # Errors
 /// The device has no volume, another version or a damaged one, or it fails.
-pub fn read(device: &dyn Device, pool: &Pool) -> Result<Opening, StoredError> {
-    Disk::new(device, pool)?.read(device.geometry().bytes())
+pub fn read(disk: &mut dyn Disk) -> Result<Opening, StoredError> {
+    let mut opener = Opener::new(disk.bytes());
+    loop {
+        let Some(request) = opener.poll() else {
+            return Err(OpenError::Damaged("it cannot be read").into());
+        };
+        let completion = perform(disk, request)?;
+        if let Some(opening) = opener.complete(&completion)? {
+            return Ok(opening);
+        }
+    }
 }
 
 /// Opens a volume for use. When it returns, the start is durable.
 ///
 /// # Errors
 /// As [`read`], and if the device cannot be written.
-pub fn open(device: &dyn Device, pool: &Pool) -> Result<Volume, StoredError> {
-    let mut disk = Disk::new(device, pool)?;
-    let mut volume = disk.read(device.geometry().bytes())?.start();
+pub fn open(disk: &mut dyn Disk) -> Result<Volume, StoredError> {
+    let mut volume = read(disk)?.start();
     while !volume.is_idle() {
         let Some(request) = volume.poll() else {
             return Err(StoredError::NotDurable);
         };
-        volume.complete(disk.perform(request)?);
+        volume.complete(perform(disk, request)?);
     }
     Ok(volume)
 }
 
-/// A queue of the device.
-struct Disk {
+/// The first bytes of the device.
+fn beginning(disk: &mut dyn Disk, length: usize) -> Result<Vec<u8>, StoredError> {
+    let (id, offset) = (RequestId(0), 0);
+    let operation = DiskOperation::Read { offset, length };
+    let read = perform(disk, DiskRequest { id, operation })?;
+    match read.is_ok {
+        true => Ok(read.data),
+        false => Err(OpenError::Io { offset, length }.into()),
+    }
+}
+
+/// Carries out a request of a volume in pieces.
+fn perform(disk: &mut dyn Disk, request: DiskRequest) -> Result<DiskCompletion, StoredError> {
+    let DiskRequest { id, operation } = request;
+    let (is_ok, data) = match operation {
+        DiskOperation::Flush => (disk.flush()?, Vec::new()),
+        DiskOperation::Write { offset, data } => {
+            let piece_bytes = disk.piece_bytes();
+            let mut is_ok = true;
+            for (index, piece) in data.chunks(piece_bytes).enumerate() {
+                let at = offset + (index * piece_bytes) as u64;
+                is_ok = is_ok && disk.write_piece(at, piece)?;
+            }
+            (is_ok, data)
+        }
+        DiskOperation::Read { offset, length } => {
+            let (mut is_ok, mut data) = (true, Vec::with_capacity(length));
+            while is_ok && data.len() < length {
+                let piece = (length - data.len()).min(disk.piece_bytes());
+                let found = disk.read_piece(offset + data.len() as u64, piece)?;
+                is_ok = found.as_ref().is_some_and(|it| it.len() == piece);
+                data.extend(found.unwrap_or_default());
+            }
+            (is_ok, data)
+        }
+    };
+    Ok(DiskCompletion { id, is_ok, data })
+}
+
+/// A queue of a device that no reactor serves.
+pub struct OwnQueue {
     queue: Box<dyn DeviceQueue>,
     pool: Pool,
+    bytes: u64,
     block_bytes: u64,
     piece_bytes: usize,
 }
 
-impl Disk {
-    fn new(device: &dyn Device, pool: &Pool) -> Result<Self, StoredError> {
+impl OwnQueue {
+    /// Opens a queue of the first reactor.
+    ///
+    /// # Errors
+    /// The device provides none.
+    pub fn new(device: &dyn Device, pool: &Pool) -> Result<Self, StoredError> {
         let geometry = device.geometry();
-        let block_bytes = u64::from(geometry.block_size);
-        let transfer = u64::from(geometry.max_transfer_blocks) * block_bytes;
-        let most = PIECE_BYTES_MAX.min(pool.max_transfer()) as u64;
-        let pieces = transfer.min(most) / BLOCK_BYTES;
         Ok(Self {
             queue: device.open_queue(QueueOptions::new(0, DEPTH, pool.clone()))?,
             pool: pool.clone(),
-            block_bytes,
-            piece_bytes: (pieces.max(1) * BLOCK_BYTES) as usize,
+            bytes: geometry.bytes(),
+            block_bytes: u64::from(geometry.block_size),
+            piece_bytes: piece_bytes(&geometry, pool.max_transfer()),
         })
-    }
-
-    /// The first bytes of the device.
-    fn beginning(&mut self, length: usize) -> Result<Vec<u8>, StoredError> {
-        let (id, offset) = (RequestId(0), 0);
-        let operation = DiskOperation::Read { offset, length };
-        let read = self.perform(DiskRequest { id, operation })?;
-        match read.is_ok {
-            true => Ok(read.data),
-            false => Err(OpenError::Io { offset, length }.into()),
-        }
-    }
-
-    fn read(&mut self, device_bytes: u64) -> Result<Opening, StoredError> {
-        let mut opener = Opener::new(device_bytes);
-        loop {
-            let Some(request) = opener.poll() else {
-                return Err(OpenError::Damaged("it cannot be read").into());
-            };
-            let completion = self.perform(request)?;
-            if let Some(opening) = opener.complete(&completion)? {
-                return Ok(opening);
-            }
-        }
-    }
-
-    /// Carries out a request of a volume in pieces.
-    fn perform(&mut self, request: DiskRequest) -> Result<DiskCompletion, StoredError> {
-        let DiskRequest { id, operation } = request;
-        let (is_ok, data) = match operation {
-            DiskOperation::Flush => {
-                let (is_ok, _) = self.request(Operation::Flush, 0, None)?;
-                (is_ok, Vec::new())
-            }
-            DiskOperation::Write { offset, data } => {
-                let mut is_ok = true;
-                for (index, piece) in data.chunks(self.piece_bytes).enumerate() {
-                    let mut lease = self.memory(piece.len())?;
-                    lease.copy_from_slice(piece);
-                    let at = offset + (index * self.piece_bytes) as u64;
-                    let write = Operation::Write { fua: false };
-                    is_ok = is_ok && self.request(write, at, Some(lease))?.0;
-                }
-                (is_ok, data)
-            }
-            DiskOperation::Read { offset, length } => {
-                let (mut is_ok, mut data) = (true, Vec::with_capacity(length));
-                while is_ok && data.len() < length {
-                    let piece = (length - data.len()).min(self.piece_bytes);
-                    let lease = self.memory(piece)?;
-                    let at = offset + data.len() as u64;
-                    let (is_read, found) = self.request(Operation::Read, at, Some(lease))?;
-                    is_ok = is_read && found.is_some();
-                    data.extend_from_slice(found.as_deref().unwrap_or_default());
-                }
-                (is_ok, data)
-            }
-        };
-        Ok(DiskCompletion { id, is_ok, data })
     }
 
     fn memory(&self, bytes: usize) -> Result<Lease, StoredError> {
@@ -232,5 +248,41 @@ impl Disk {
         }
         std::thread::sleep(POLL_INTERVAL);
         Ok(())
+    }
+}
+
+/// Limit of one request of the control path to a device in bytes: a multiple of the volume's blocks.
+#[must_use]
+pub fn piece_bytes(geometry: &Geometry, transfer_max: usize) -> usize {
+    let transfer = u64::from(geometry.max_transfer_blocks) * u64::from(geometry.block_size);
+    let most = PIECE_BYTES_MAX.min(transfer_max) as u64;
+    let pieces = transfer.min(most) / BLOCK_BYTES;
+    (pieces.max(1) * BLOCK_BYTES) as usize
+}
+
+impl Disk for OwnQueue {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn piece_bytes(&self) -> usize {
+        self.piece_bytes
+    }
+
+    fn read_piece(&mut self, at: u64, length: usize) -> Result<Option<Vec<u8>>, StoredError> {
+        let lease = self.memory(length)?;
+        let (is_ok, found) = self.request(Operation::Read, at, Some(lease))?;
+        Ok(found.filter(|_| is_ok).map(|it| it.to_vec()))
+    }
+
+    fn write_piece(&mut self, at: u64, piece: &[u8]) -> Result<bool, StoredError> {
+        let mut lease = self.memory(piece.len())?;
+        lease.copy_from_slice(piece);
+        let write = Operation::Write { fua: false };
+        Ok(self.request(write, at, Some(lease))?.0)
+    }
+
+    fn flush(&mut self) -> Result<bool, StoredError> {
+        Ok(self.request(Operation::Flush, 0, None)?.0)
     }
 }

@@ -7,7 +7,7 @@ use files_store::limits::BLOCK_BYTES;
 use files_store::{MovePiece, Range};
 use hugemem::{Borrow, Data, Lease, Pool};
 
-use crate::limits::PIECE_BYTES_MAX;
+use crate::limits::{PIECE_BYTES_MAX, REPEATS_MAX};
 
 /// The bytes of holes in files.
 pub(crate) static ZEROES: [u8; PIECE_BYTES_MAX] = [0; PIECE_BYTES_MAX];
@@ -49,6 +49,8 @@ enum Stage {
     MustWrite,
     /// Its last request is in the device.
     Moving,
+    /// A read was interrupted: it must be submitted again.
+    MustRead,
     /// It has ended.
     Done,
 }
@@ -69,6 +71,8 @@ pub(crate) struct Piece {
     /// First byte on the device of old content to keep.
     keep: Option<u64>,
     stage: Stage,
+    /// How often requests were interrupted.
+    repeats: u8,
     lease: Option<Lease>,
     /// The data of a read in the device's own memory.
     borrow: Option<Borrow>,
@@ -99,6 +103,8 @@ pub(crate) struct Transfer {
     next: usize,
     outstanding: usize,
     has_failed: bool,
+    /// Whether the device is gone.
+    is_gone: bool,
     /// Whether the data could not be read from the memory of the client.
     has_lost_data: bool,
     /// Whether a read may borrow the device's memory, or a device may take the data of a write from
@@ -183,6 +189,7 @@ impl Transfer {
                     data_at,
                     keep: whole.keep,
                     stage: Stage::Waiting,
+                    repeats: 0,
                     lease: None,
                     borrow: None,
                 });
@@ -204,6 +211,7 @@ impl Transfer {
             next: 0,
             outstanding: 0,
             has_failed: false,
+            is_gone: false,
             has_lost_data: false,
             may_borrow: false,
             copied_bytes: 0,
@@ -322,6 +330,7 @@ impl Transfer {
         if self.has_failed {
             return match self.outstanding {
                 0 if self.has_lost_data => Next::Ended(Resumption::DataLost),
+                0 if self.is_gone => Next::Ended(Resumption::DeviceGone),
                 0 => Next::Ended(Resumption::DeviceFailed),
                 _ => Next::AwaitDevice,
             };
@@ -329,7 +338,12 @@ impl Transfer {
         if self.outstanding >= outstanding_max {
             return Next::AwaitDevice;
         }
-        let begun = |it: &Piece| matches!(it.stage, Stage::MustFetch | Stage::MustWrite);
+        let begun = |it: &Piece| {
+            matches!(
+                it.stage,
+                Stage::MustFetch | Stage::MustWrite | Stage::MustRead
+            )
+        };
         let merged = self.pieces.iter().position(begun);
         while merged.is_none() && self.next < self.pieces.len() {
             if self.pieces[self.next].stage == Stage::Waiting {
@@ -359,7 +373,9 @@ impl Transfer {
                     };
                 }
                 match (source, piece.stage, piece.keep) {
-                    (_, Stage::Waiting, Some(keep)) => piece.old_request(&device, keep, can_borrow),
+                    (_, Stage::Waiting | Stage::MustRead, Some(keep)) => {
+                        piece.old_request(&device, keep, can_borrow)
+                    }
                     (Source::Client, Stage::Waiting | Stage::MustFetch, _) => {
                         let Some(fetching) = piece.fetch() else {
                             return Next::AwaitMemory;
@@ -381,15 +397,26 @@ impl Transfer {
     }
 
     /// The device refused a request.
-    pub(crate) fn refused(&mut self) {
+    pub(crate) fn refused(&mut self, error: DeviceError) {
         self.outstanding -= 1;
-        self.has_failed = true;
+        self.fail(error);
     }
 
     /// The device was removed: its requests do not complete.
     pub(crate) fn abandon(&mut self) {
         self.outstanding = 0;
+        self.lose();
+    }
+
+    /// The device is gone: nothing more is submitted.
+    pub(crate) fn lose(&mut self) {
         self.has_failed = true;
+        self.is_gone = true;
+    }
+
+    fn fail(&mut self, error: DeviceError) {
+        self.has_failed = true;
+        self.is_gone |= error == DeviceError::Removed || is_interruption(error);
     }
 
     /// A request of a piece has completed.
@@ -404,6 +431,19 @@ impl Transfer {
         };
         self.outstanding = self.outstanding.saturating_sub(1);
         let is_kept = self.direction == Direction::Read || piece.stage == Stage::ReadingOld;
+        if result.is_err_and(is_interruption)
+            && piece.repeats < REPEATS_MAX
+            && let Some(Data::Lease(lease)) = data
+        {
+            piece.repeats += 1;
+            piece.lease = Some(lease);
+            piece.stage = if is_kept {
+                Stage::MustRead
+            } else {
+                Stage::MustWrite
+            };
+            return;
+        }
         match data {
             // The RAM device must not wait for a client that does not read its reply.
             Some(Data::Borrow(borrow)) => match &mut piece.lease {
@@ -422,7 +462,10 @@ impl Transfer {
             _ => Stage::Done,
         };
         let lacks_data = is_kept && piece.lease.is_none();
-        self.has_failed |= result.is_err() || lacks_data;
+        match result {
+            Ok(()) => self.has_failed |= lacks_data,
+            Err(error) => self.fail(error),
+        }
     }
 
     /// The reading of data from the memory of the client has ended. Without its lease it has failed.
@@ -465,6 +508,12 @@ impl Transfer {
     }
 }
 
+/// Whether the device may execute the request when it gets it again: it was reset, or the request
+/// took too long. No earlier one is executed any more.
+pub(crate) fn is_interruption(error: DeviceError) -> bool {
+    matches!(error, DeviceError::Interrupted | DeviceError::Aborted)
+}
+
 /// A part of the data of a read.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'s>(pub &'s [u8]);
@@ -493,6 +542,7 @@ fn read_piece(device: &Device, begin: u64, length: u64) -> Piece {
         data_at: 0,
         keep: None,
         stage: Stage::Waiting,
+        repeats: 0,
         lease: None,
         borrow: None,
     }
@@ -508,6 +558,7 @@ impl Piece {
             data_at: 0,
             keep: None,
             stage: Stage::Done,
+            repeats: 0,
             lease: None,
             borrow: None,
         }

@@ -10,8 +10,8 @@ use files_store::{DiskCompletion, DiskRequest, Operation as DiskOperation, Volum
 use hugemem::{Data, Lease, Pool};
 
 use crate::job::VOLUME_TAG;
-use crate::limits::PIECES_IN_FLIGHT_MAX;
-use crate::transfer::Device;
+use crate::limits::{PIECES_IN_FLIGHT_MAX, REPEATS_MAX};
+use crate::transfer::{Device, is_interruption};
 
 /// Bits of a tag for the identifier of the volume's request.
 const ID_BITS: u32 = 32;
@@ -28,9 +28,33 @@ struct Moving {
     /// Requests in the device.
     outstanding: usize,
     has_failed: bool,
+    /// Whether it has to be submitted again from its beginning, when the device has nothing of it.
+    must_repeat: bool,
+    repeats: u8,
 }
 
 impl Moving {
+    fn new(request: DiskRequest) -> Self {
+        Self {
+            request,
+            submitted: 0,
+            outstanding: 0,
+            has_failed: false,
+            must_repeat: false,
+            repeats: 0,
+        }
+    }
+
+    /// Begins again after an interruption, when the device has nothing of it any more. The bytes and
+    /// their places are the same, so it does not matter what the device has executed.
+    fn repeat(&mut self) {
+        if self.must_repeat && self.outstanding == 0 && !self.has_failed {
+            self.must_repeat = false;
+            self.repeats += 1;
+            self.submitted = 0;
+        }
+    }
+
     /// Bytes of the request; 1 for a flush.
     fn length(&self) -> usize {
         match &self.request.operation {
@@ -40,7 +64,12 @@ impl Moving {
     }
 
     fn is_submitted(&self) -> bool {
-        self.has_failed || self.submitted >= self.length()
+        self.has_failed || self.must_repeat || self.submitted >= self.length()
+    }
+
+    fn is_over(&self) -> bool {
+        let has_ended = self.has_failed || !self.must_repeat && self.is_submitted();
+        has_ended && self.outstanding == 0
     }
 
     /// The next piece: as long as the memory, or a flush.
@@ -108,23 +137,42 @@ pub(crate) struct VolumeRequests {
     volume: usize,
     device: Device,
     moving: Vec<Moving>,
+    /// Whether the device is gone.
+    is_gone: bool,
+    /// How often it was gone before.
+    absences: u32,
     /// Memory for one block, while no request has it.
     kept: Option<Lease>,
 }
 
 impl VolumeRequests {
     /// Those of the volume with this index, which is durable.
-    pub(crate) fn new(volume: usize, device: Device, pool: &Pool) -> Self {
+    pub(crate) fn new(volume: usize, device: Device, set: &DeviceSet, pool: &Pool) -> Self {
         Self {
             volume,
             device,
             moving: Vec::new(),
+            is_gone: false,
+            absences: set.absences(device.place),
             kept: pool.take_permanent(BLOCK),
         }
     }
 
     /// Whether the volume has no request.
     pub(crate) fn is_idle(&self) -> bool {
+        self.moving.is_empty()
+    }
+
+    /// Whether the device is gone, or was since the volume was opened: what the volume has in memory
+    /// may not be what the device has.
+    pub(crate) fn is_lost(&self, set: &DeviceSet) -> bool {
+        self.is_gone || set.absences(self.device.place) != self.absences
+    }
+
+    /// Forgets the requests of a lost volume that the device does not have. Returns whether it has
+    /// none.
+    pub(crate) fn end(&mut self) -> bool {
+        self.moving.retain(|it| it.outstanding > 0);
         self.moving.is_empty()
     }
 
@@ -139,19 +187,14 @@ impl VolumeRequests {
         let mut carried = Carried::default();
         loop {
             while let Some(request) = volume.poll() {
-                self.moving.push(Moving {
-                    request,
-                    submitted: 0,
-                    outstanding: 0,
-                    has_failed: false,
-                });
+                self.moving.push(Moving::new(request));
             }
             carried.awaits_memory = false;
             for index in 0..self.moving.len() {
+                self.moving[index].repeat();
                 self.submit(index, client, set, pool, &mut carried);
             }
-            let is_over = |it: &Moving| it.is_submitted() && it.outstanding == 0;
-            let Some(ended) = self.moving.iter().position(is_over) else {
+            let Some(ended) = self.moving.iter().position(Moving::is_over) else {
                 return carried;
             };
             carried.has_ended = true;
@@ -191,9 +234,10 @@ impl VolumeRequests {
             request.tag = moving.tag(self.volume);
             match set.submit(client, self.device.place, request) {
                 Ok(_) => carried.submitted += 1,
-                Err(_) => {
+                Err(error) => {
                     moving.outstanding -= 1;
                     moving.has_failed = true;
+                    self.is_gone |= error == DeviceError::Removed;
                 }
             }
         }
@@ -216,7 +260,16 @@ impl VolumeRequests {
         let found = self.moving.iter_mut().find(|it| it.tag(volume) == tag);
         if let Some(moving) = found {
             moving.outstanding = moving.outstanding.saturating_sub(1);
-            moving.has_failed |= result.is_err();
+            match result {
+                Ok(()) => {}
+                Err(error) if is_interruption(error) && moving.repeats < REPEATS_MAX => {
+                    moving.must_repeat = true;
+                }
+                Err(error) => {
+                    moving.has_failed = true;
+                    self.is_gone |= error == DeviceError::Removed || is_interruption(error);
+                }
+            }
         }
     }
 
@@ -225,6 +278,7 @@ impl VolumeRequests {
         if self.device.place != place {
             return;
         }
+        self.is_gone = true;
         for moving in &mut self.moving {
             moving.outstanding = 0;
             moving.has_failed = true;

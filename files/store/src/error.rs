@@ -60,6 +60,10 @@ pub enum Error {
     /// The device failed to store metadata; the volume accepts no changes any more.
     #[error("the device failed")]
     Io,
+    /// The device was gone, and may have lost what it had not made durable: the volume has to be
+    /// opened again.
+    #[error("the device is gone")]
+    Lost,
 }
 
 /// Why a volume cannot be opened or formatted.

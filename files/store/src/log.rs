@@ -179,6 +179,15 @@ impl Log {
         (self.position, self.layout.log_bytes)
     }
 
+    /// Makes no further request.
+    pub(crate) fn fail(&mut self) {
+        self.stage = Stage::Failed;
+        self.pending = Vec::new();
+        self.sealed = Vec::new();
+        self.checkpoint = None;
+        (self.log_request, self.checkpoint_request) = (None, None);
+    }
+
     pub(crate) fn has_failed(&self) -> bool {
         self.stage == Stage::Failed
     }

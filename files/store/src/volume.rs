@@ -34,7 +34,7 @@ pub enum Progress {
     Durable,
     /// Carry out the requests of [`Volume::poll`].
     Pending,
-    /// The device failed; it never becomes durable.
+    /// The device failed or was gone; it is not known whether it is durable.
     Failed,
 }
 
@@ -49,8 +49,8 @@ pub struct VolatileOptions {
     pub memory_bytes: u64,
 }
 
-/// Use and limits of a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Use and limits of a volume; nothing of one that is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeUse {
     /// Bytes for data.
     pub data_bytes: u64,
@@ -101,6 +101,8 @@ pub struct Volume {
     /// The account of metadata and blocks that writes in flight will need.
     reserved_bytes: u64,
     reserved_blocks: NumberMap<u32, u64>,
+    /// Whether the device was gone. Then nothing else is left.
+    is_lost: bool,
 }
 
 impl Volume {
@@ -135,7 +137,29 @@ impl Volume {
             next_write: 0,
             reserved_bytes: 0,
             reserved_blocks: NumberMap::default(),
+            is_lost: false,
         }
+    }
+
+    /// The device was gone, or another volume takes its place: what is in memory may not be what the
+    /// device has any more. It is freed, no request is made, and every operation fails with
+    /// [`Error::Lost`].
+    pub fn lose(&mut self) {
+        let uuid = self.state.uuid;
+        let data = Run { start: 0, count: 0 };
+        *self = Self {
+            is_lost: true,
+            ..Self::new(State::new(uuid, data), self.log.take(), data, 0)
+        };
+        if let Some(log) = &mut self.log {
+            log.fail();
+        }
+    }
+
+    /// Whether [`Self::lose`] has ended it.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     /// The identifier of the volume.
@@ -173,12 +197,18 @@ impl Volume {
     /// # Errors
     /// Returns [`Error::Stale`] if it does not exist.
     pub fn attributes(&self, inode: InodeId) -> Result<Attributes, Error> {
-        self.state.attributes(inode.0).ok_or(Error::Stale)
+        let found = self.state.attributes(inode.0);
+        found
+            .filter(|_| !self.is_lost)
+            .ok_or_else(|| self.missing())
     }
 
     /// Use and limits of the volume.
     #[must_use]
     pub fn usage(&self) -> VolumeUse {
+        if self.is_lost {
+            return VolumeUse::default();
+        }
         let log = self.log.as_ref().map(Log::usage).unwrap_or_default();
         VolumeUse {
             memory_bytes: self.state.bytes() + self.reserved_bytes,
@@ -205,6 +235,9 @@ impl Volume {
         inodes_max: u64,
         blocks_max: u64,
     ) -> Result<Ticket, Error> {
+        if self.is_lost {
+            return Err(Error::Lost);
+        }
         let now = self.share_use(share);
         if (now.inodes_max, now.blocks_max) == (inodes_max, blocks_max) {
             return Ok(self.commit());
@@ -234,8 +267,11 @@ impl Volume {
     ///
     /// # Errors
     /// Returns [`Error::Invalid`] if it is not open, and [`Error::Busy`] if the log has no room; it
-    /// is still open then.
+    /// is still open then. What was open on a lost volume is closed.
     pub fn close(&mut self, inode: InodeId) -> Result<(), Error> {
+        if self.is_lost {
+            return Ok(());
+        }
         let count = self.opens.get(&inode.0).copied().ok_or(Error::Invalid)?;
         if count > 1 {
             self.opens.insert(inode.0, count - 1);
@@ -270,6 +306,7 @@ impl Volume {
     #[must_use]
     pub fn progress(&self, ticket: Ticket) -> Progress {
         match &self.log {
+            _ if self.is_lost => Progress::Failed,
             Some(log) if ticket.0 <= log.durable() => Progress::Durable,
             Some(log) if log.has_failed() => Progress::Failed,
             Some(_) => Progress::Pending,
@@ -292,7 +329,7 @@ impl Volume {
     /// Whether no request to the device is needed or in flight.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.log.as_ref().is_none_or(Log::is_idle)
+        self.is_lost || self.log.as_ref().is_none_or(Log::is_idle)
     }
 
     /// The next request to the device, if any. Several can be in flight.
@@ -317,7 +354,18 @@ impl Volume {
     }
 
     fn inode(&self, inode: InodeId) -> Result<&crate::state::Inode, Error> {
-        self.state.inodes.get(&inode.0).ok_or(Error::Stale)
+        let found = self.state.inodes.get(&inode.0);
+        found
+            .filter(|_| !self.is_lost)
+            .ok_or_else(|| self.missing())
+    }
+
+    /// Why an object does not exist.
+    fn missing(&self) -> Error {
+        match self.is_lost {
+            true => Error::Lost,
+            false => Error::Stale,
+        }
     }
 
     fn directory(&self, inode: InodeId) -> Result<&Directory, Error> {
@@ -355,6 +403,9 @@ impl Volume {
 
     /// Records a change that is possible, and applies it.
     fn record(&mut self, change: &Change) -> Result<Ticket, Error> {
+        if self.is_lost {
+            return Err(Error::Lost);
+        }
         if let Some(log) = &self.log {
             if log.has_failed() {
                 return Err(Error::Io);

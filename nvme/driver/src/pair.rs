@@ -108,6 +108,8 @@ pub(crate) struct Pair {
     /// The submission time of this turn's commands.
     tick: u32,
     gate: Gate,
+    /// How often the drive went away.
+    pub(crate) absences: u32,
     /// Whether doorbells may be rung and the completion queue may be polled.
     running: bool,
     /// Expected phase tag.

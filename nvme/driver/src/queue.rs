@@ -138,6 +138,10 @@ impl DeviceQueue for NamespaceQueue {
         self.in_flight
     }
 
+    fn absences(&self) -> u32 {
+        self.pair.borrow().absences
+    }
+
     fn wake_source(&self) -> Option<BorrowedFd<'_>> {
         crate::pair::borrow(self.descriptor.as_ref())
     }

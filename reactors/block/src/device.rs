@@ -340,6 +340,12 @@ pub trait DeviceQueue {
     /// the queue has to be polled.
     fn in_flight(&self) -> usize;
 
+    /// How often the device was gone, as far as this queue has noticed: what was completed and not
+    /// flushed before may be lost, although the device has failed no request.
+    fn absences(&self) -> u32 {
+        0
+    }
+
     /// A descriptor that is readable when `poll` has completions, if the back end has one.
     fn wake_source(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -321,6 +321,13 @@ impl DeviceSet {
         queue.is_some_and(|queue| queue.write_inline(lba, data))
     }
 
+    /// [`DeviceQueue::absences`] of the device at `place`.
+    #[must_use]
+    pub fn absences(&self, place: usize) -> u32 {
+        let queues = self.queues.borrow();
+        queues.get(place).map_or(0, |queue| queue.absences())
+    }
+
     /// [`DeviceQueue::supports_direct_placement`] of the device at `place`.
     #[inline]
     #[must_use]

@@ -100,6 +100,8 @@ measured! {
         durable: bool = input.seen.is_some_and(|it| it.log_bytes_max > 0);
         /// Whether its metadata could not be stored, so that nothing can be changed until a restart.
         read_only: bool = input.seen.is_some_and(|it| it.has_failed), Gauge "volume_read_only";
+        /// Whether its device is gone, so that clients wait.
+        device_gone: bool = input.seen.is_some_and(|it| it.is_lost), Gauge "volume_device_gone";
         /// Its bytes for data.
         data_bytes: u64 = input.seen.map_or(0, |it| it.data_bytes), GaugeBytes "volume_data";
         /// Its bytes that no file has.

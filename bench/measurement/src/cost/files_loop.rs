@@ -264,9 +264,14 @@ fn volume(storage: Storage, device: &dyn Device, pool: &Pool) -> Result<Volume, 
         memory_bytes: MEMORY_BYTES,
         log_bytes: LOG_BYTES,
     };
-    let formatted = stored::format(device, pool, &options);
-    let opened = formatted.and_then(|()| stored::open(device, pool));
+    let formatted = stored::format(&mut own(device, pool), &options);
+    let opened = formatted.and_then(|()| stored::open(&mut own(device, pool)));
     opened.map_err(|error| setup("the volume", &error))
+}
+
+/// A queue of a device for the functions of `stored`.
+fn own(device: &dyn block::Device, pool: &hugemem::Pool) -> stored::OwnQueue {
+    stored::OwnQueue::new(device, pool).expect("a queue")
 }
 
 fn server(volume: Volume) -> Server {

@@ -175,7 +175,7 @@ impl FileServer {
                 memory_bytes: swarm.memory_bytes,
                 log_bytes: 0,
             };
-            let formatted = stored::format(disk, &arena.pool(1), &options);
+            let formatted = stored::format(&mut own(disk, &arena.pool(1)), &options);
             formatted.map_err(|error| error.to_string())?;
         }
         Ok(Self {
@@ -309,7 +309,7 @@ impl FileServer {
                 let volume = match self.backing {
                     Backing::Durable => {
                         disk.set_behaviour(IDEAL);
-                        let opening = stored::read(disk, pool);
+                        let opening = stored::read(&mut own(disk, pool));
                         let opening = opening.map_err(|error| error.to_string())?;
                         self.data_at = self.device_bytes - opening.usage().data_bytes;
                         let problems = opening.problems();
@@ -317,7 +317,7 @@ impl FileServer {
                             return Err(format!("the volume is inconsistent: {problems:?}"));
                         }
                         disk.set_behaviour(self.failing(IDEAL, failures, failures));
-                        match stored::open(disk, pool) {
+                        match stored::open(&mut own(disk, pool)) {
                             Ok(volume) => volume,
                             Err(_) if failures > 0 => return Ok(None),
                             Err(error) => return Err(error.to_string()),
@@ -463,7 +463,7 @@ impl FileServer {
             return Ok(());
         };
         disk.set_behaviour(IDEAL);
-        let opening = stored::read(disk, &self.arena.pool(1));
+        let opening = stored::read(&mut own(disk, &self.arena.pool(1)));
         let problems = opening.map_err(|error| error.to_string())?.problems();
         match problems.is_empty() {
             true => Ok(()),
@@ -485,4 +485,9 @@ fn time_of_day(now: Nanos) -> Time {
         seconds: TIME_OF_DAY + (nanos / 1_000_000_000) as i64,
         nanoseconds: (nanos % 1_000_000_000) as u32,
     }
+}
+
+/// A queue of a device for the functions of `stored`.
+fn own(device: &dyn block::Device, pool: &hugemem::Pool) -> stored::OwnQueue {
+    stored::OwnQueue::new(device, pool).expect("a queue")
 }

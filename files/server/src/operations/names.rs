@@ -12,7 +12,7 @@ use files_store::{Attributes, Device, Kind, NewNode, NewObject, SetAttributes};
 use super::{Object, change_info};
 use crate::attributes::{split_mode, to_set};
 use crate::execution::Execution;
-use crate::place::Place;
+use crate::place::{Place, Share};
 use crate::refusal::Refusal;
 use crate::server::{Now, Server};
 use crate::user::{EXECUTE, READ, User, WRITE};
@@ -219,7 +219,9 @@ impl Server {
         if place == Place::Root {
             let client = x.address;
             let shares = self.shares.iter().enumerate();
-            let shares = shares.filter(|(_, share)| share.admits(client));
+            // Without the attributes of one whose device is gone, there would be no list.
+            let is_there = |share: &Share| !self.volumes[share.volume.0].is_lost();
+            let shares = shares.filter(|(_, share)| share.admits(client) && is_there(share));
             let entries = shares.map(|(index, share)| {
                 let inode = share.directory;
                 let place = Place::Object {

@@ -8,6 +8,7 @@ mod device;
 mod durable;
 mod grace;
 mod locks;
+mod losses;
 mod names;
 mod opens;
 mod operator;

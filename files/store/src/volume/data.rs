@@ -256,6 +256,9 @@ impl Volume {
     /// # Errors
     /// Returns [`Error::Busy`] if the log has no room; the write is still in flight then.
     pub fn write_done(&mut self, id: WriteId, now: Time) -> Result<Ticket, Error> {
+        if self.is_lost() {
+            return Err(Error::Lost);
+        }
         let write = self.writes.iter().find(|it| it.id == id);
         let write = write.ok_or(Error::Invalid)?;
         let change = Change::Write {

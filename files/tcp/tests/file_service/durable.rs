@@ -38,7 +38,7 @@ fn options() -> FormatOptions {
 
 fn formatted() -> Arc<dyn Device> {
     let device = memory_device();
-    stored::format(&*device, &pool(), &options()).expect("formatted");
+    stored::format(&mut own(&*device, &pool()), &options()).expect("formatted");
     device
 }
 
@@ -61,7 +61,7 @@ fn failing(operations: OperationKinds) -> FaultRule {
 }
 
 fn started(device: &Arc<dyn Device>, instance: u64) -> Reactor {
-    let volume = stored::open(&**device, &pool()).expect("a volume");
+    let volume = stored::open(&mut own(&**device, &pool())).expect("a volume");
     Reactor::start_on(LOOPBACK, Arc::clone(device), volume, instance)
 }
 
@@ -94,7 +94,7 @@ fn written(answer: &Answer) -> WriteOk {
 #[test]
 fn a_device_without_an_intact_volume_is_not_opened() {
     let blank = memory_device();
-    let error = stored::open(&*blank, &pool()).expect_err("blank");
+    let error = stored::open(&mut own(&*blank, &pool())).expect_err("blank");
     assert!(
         matches!(error, StoredError::Volume(OpenError::NoVolume)),
         "{error}"
@@ -103,7 +103,7 @@ fn a_device_without_an_intact_volume_is_not_opened() {
         device_bytes: 1 << 20,
         ..options()
     };
-    let error = stored::format(&*blank, &pool(), &small).expect_err("too small");
+    let error = stored::format(&mut own(&*blank, &pool()), &small).expect_err("too small");
     assert!(
         matches!(error, StoredError::Volume(OpenError::NoRoom { .. })),
         "{error}"
@@ -112,8 +112,8 @@ fn a_device_without_an_intact_volume_is_not_opened() {
         device_bytes: DEVICE_BYTES + BLOCK as u64,
         ..options()
     };
-    stored::format(&*blank, &pool(), &larger).expect("the end is not written");
-    let error = stored::read(&*blank, &pool()).expect_err("a part is missing");
+    stored::format(&mut own(&*blank, &pool()), &larger).expect("the end is not written");
+    let error = stored::read(&mut own(&*blank, &pool())).expect_err("a part is missing");
     let is_short = matches!(error, StoredError::Volume(OpenError::DeviceTooSmall { .. }));
     assert!(is_short, "{error}");
 }
@@ -136,17 +136,17 @@ fn a_device_that_fails_is_neither_formatted_nor_opened() {
         );
         device.control().arm(0, true);
         if operations == OperationKinds::READ {
-            stored::is_blank(&*device, &pool()).expect_err("reading fails");
+            stored::is_blank(&mut own(&*device, &pool())).expect_err("reading fails");
             continue;
         }
-        let error = stored::format(&*device, &pool(), &options()).expect_err("fails");
+        let error = stored::format(&mut own(&*device, &pool()), &options()).expect_err("fails");
         assert!(
             matches!(error, StoredError::Volume(OpenError::Io { .. })),
             "{error}"
         );
         device.control().arm(0, false);
         // Half a format is no volume.
-        let opened = stored::open(&*device, &pool());
+        let opened = stored::open(&mut own(&*device, &pool()));
         if when != When::Always || operations != OperationKinds::WRITE {
             let error = opened.expect_err("interrupted");
             assert!(matches!(error, StoredError::Volume(_)), "{error}");
@@ -155,8 +155,8 @@ fn a_device_that_fails_is_neither_formatted_nor_opened() {
     for operations in [OperationKinds::WRITE, OperationKinds::FLUSH] {
         let device = faulty(formatted(), vec![failing(operations)]);
         device.control().arm(0, true);
-        stored::read(&*device, &pool()).expect("reading writes nothing");
-        let error = stored::open(&*device, &pool()).expect_err("it cannot be used");
+        stored::read(&mut own(&*device, &pool())).expect("reading writes nothing");
+        let error = stored::open(&mut own(&*device, &pool())).expect_err("it cannot be used");
         assert!(matches!(error, StoredError::NotDurable), "{error}");
     }
 }
@@ -164,13 +164,15 @@ fn a_device_that_fails_is_neither_formatted_nor_opened() {
 #[test]
 fn a_blank_device_and_a_volume_are_recognized() {
     let device = memory_device();
-    assert!(stored::is_blank(&*device, &pool()).expect("readable"));
-    stored::identify(&*device, &pool()).expect_err("no volume");
-    stored::format(&*device, &pool(), &options()).expect("formatted");
-    assert!(!stored::is_blank(&*device, &pool()).expect("readable"));
-    let found = stored::identify(&*device, &pool()).expect("a volume");
+    assert!(stored::is_blank(&mut own(&*device, &pool())).expect("readable"));
+    stored::identify(&mut own(&*device, &pool())).expect_err("no volume");
+    stored::format(&mut own(&*device, &pool()), &options()).expect("formatted");
+    assert!(!stored::is_blank(&mut own(&*device, &pool())).expect("readable"));
+    let found = stored::identify(&mut own(&*device, &pool())).expect("a volume");
     assert_eq!((found.uuid, found.memory_bytes), (Uuid([8; 16]), 1 << 20));
-    let usage = stored::read(&*device, &pool()).expect("a volume").usage();
+    let usage = stored::read(&mut own(&*device, &pool()))
+        .expect("a volume")
+        .usage();
     assert_eq!((usage.inodes, usage.memory_bytes_max), (1, 1 << 20));
     assert_eq!(usage.free_bytes, usage.data_bytes);
 }
@@ -193,7 +195,7 @@ fn what_was_acknowledged_as_stable_is_there_after_a_start() {
     slot.call(&mut connection, &commit()).assert_ok();
     slot.call(&mut connection, &make("d")).assert_ok();
     drop((connection, reactor));
-    let opening = stored::read(&*device, &pool()).expect("a volume");
+    let opening = stored::read(&mut own(&*device, &pool())).expect("a volume");
     assert_eq!(opening.problems(), [""; 0]);
     let reactor = started(&device, 2);
     let mut connection = Connection::new(reactor.address);
@@ -252,7 +254,7 @@ fn a_log_that_fails_is_reported_from_then_on() {
             std::thread::sleep(Duration::from_millis(10));
         }
         drop((connection, reactor));
-        let opening = stored::read(&*device, &pool()).expect("a volume");
+        let opening = stored::read(&mut own(&*device, &pool())).expect("a volume");
         assert_eq!(opening.problems(), [""; 0]);
     }
 }
@@ -330,4 +332,9 @@ fn a_removed_device_fails_what_waits_for_its_log() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert_eq!(status, Status::IO);
+}
+
+/// A queue of a device for the functions of `stored`.
+fn own(device: &dyn block::Device, pool: &hugemem::Pool) -> stored::OwnQueue {
+    stored::OwnQueue::new(device, pool).expect("a queue")
 }

@@ -43,6 +43,7 @@ impl Pair {
             seen: StateWord::new(),
             tick: 0,
             gate: Gate::Later,
+            absences: 0,
             running: false,
             phase: true,
             tail: 0,
@@ -235,7 +236,10 @@ impl Pair {
                 self.running = false;
             }
             Phase::Active => self.activate(state_word.epoch(), Gate::Open),
-            Phase::Draining => self.activate(state_word.epoch(), Gate::Never),
+            Phase::Draining => {
+                self.count_absence();
+                self.activate(state_word.epoch(), Gate::Never);
+            }
             Phase::Stopped => {
                 self.gate = Gate::Later;
                 self.running = false;
@@ -243,6 +247,7 @@ impl Pair {
                 self.release_backing();
             }
             Phase::Gone => {
+                self.count_absence();
                 self.gate = Gate::Never;
                 self.running = false;
                 self.end_all(DeviceError::Removed);
@@ -253,6 +258,13 @@ impl Pair {
         self.own().presence.acknowledge(state);
         if state_word.phase() != Phase::Active {
             self.shared.wake_owner();
+        }
+    }
+
+    /// Counts that the drive is going away or gone, once for each time.
+    fn count_absence(&mut self) {
+        if self.gate != Gate::Never {
+            self.absences = self.absences.wrapping_add(1);
         }
     }
 
