@@ -27,6 +27,7 @@ impl AuthenticationThread {
             .name("authentication".to_owned())
             .spawn(move || {
                 avoid_reactor_cores(&cores);
+                reactors::lower_priority();
                 shared.exponentiations().prepare();
                 while shared.exponentiations().wait(WAIT_MAX) {
                     while shared.run_exponentiation() {}

@@ -33,8 +33,6 @@ use crate::observe::model::Severity;
 use crate::observe::{Observatory, STEP};
 use crate::requests::RequestSender;
 
-/// The niceness of the thread on a core that it shares with others.
-const NICENESS: i32 = 10;
 /// Time limit for writing a refusal, which fits into any socket's buffer.
 const REFUSAL_TIME_MAX: Duration = Duration::from_millis(50);
 /// Delay after a failed accept.
@@ -60,7 +58,7 @@ pub(super) fn run(
     stopped: oneshot::Receiver<()>,
 ) {
     avoid_reactor_cores(cores);
-    lower_priority();
+    reactors::lower_priority();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -83,14 +81,6 @@ pub(super) fn run(
     });
     // Closes every connection immediately.
     drop(runtime);
-}
-
-/// Lowers the priority of this thread.
-fn lower_priority() {
-    // On Linux this affects only the calling thread (setpriority(2)).
-    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
-        tracing::debug!(%error, "the control thread keeps its priority");
-    }
 }
 
 async fn sample(shared: &ControlState) {

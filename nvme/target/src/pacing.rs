@@ -269,8 +269,8 @@ mod tests {
         rate.adapt(Some(1));
         let mut now = Nanos::from_secs(100);
         let since = now;
-        assert!(rate.take(4096, now));
-        assert!(!rate.take(4096, now));
+        assert!(rate.take(4096, 1, now));
+        assert!(!rate.take(4096, 1, now));
         let mut started = 0;
         for _ in 0..1000 {
             let turn = rate.reserve(4096, since + ADAPTED_WAIT_MAX, now);
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(started, 1000);
         assert_eq!(now, since + Nanos::from_secs(2));
         // A later command is delayed again.
-        assert!(!rate.take(4096, now));
+        assert!(!rate.take(4096, 1, now));
         let turn = rate.reserve(4096, now + ADAPTED_WAIT_MAX, now);
         assert_eq!(turn, now + Nanos::from_millis(500));
     }
@@ -314,11 +314,11 @@ mod tests {
     fn given_back_cost_is_not_counted() {
         let rate = Rate::adapted(BURST);
         let now = Nanos::from_secs(100);
-        assert!(rate.take(512, now));
+        assert!(rate.take(512, 1, now));
         assert_eq!(rate.admitted(), 4608);
         for speed in [Some(1), Some(u64::MAX), None] {
             rate.adapt(speed);
-            rate.give_back(512);
+            rate.give_back(512, 1);
             assert_eq!(rate.admitted(), 0);
             rate.reserve(512, now, now);
             assert_eq!(rate.admitted(), 4608);

@@ -132,32 +132,36 @@ impl Rate {
         self.per_command.load(Ordering::Relaxed) + of_bytes as u64
     }
 
-    /// Takes the cost of a command if it may start now.
-    #[inline(always)]
-    pub(crate) fn take(&self, bytes: u32, now: Nanos) -> bool {
+    /// Takes the cost of `commands` commands of `bytes` bytes each if all may start now, one after
+    /// the other.
+    pub(crate) fn take(&self, bytes: u32, commands: u32, now: Nanos) -> bool {
         let now = time(now);
         let (cost, earliest) = (self.cost(bytes), now.saturating_sub(self.burst));
         if cost == 0 {
-            self.count_admitted(bytes);
+            self.count_admitted(bytes, commands);
             return true;
         }
+        let before_last = cost.saturating_mul(u64::from(commands.saturating_sub(1)));
         let mut next = self.next.load(Ordering::Relaxed);
         // The word orders nothing but itself.
-        while next <= now {
+        loop {
+            let last = next.max(earliest).saturating_add(before_last);
+            if last > now {
+                return false;
+            }
             match self.next.compare_exchange_weak(
                 next,
-                next.max(earliest) + cost,
+                last + cost,
                 Ordering::Relaxed,
                 Ordering::Relaxed,
             ) {
                 Ok(_) => {
-                    self.count_admitted(bytes);
+                    self.count_admitted(bytes, commands);
                     return true;
                 }
                 Err(changed) => next = changed,
             }
         }
-        false
     }
 
     /// Takes the cost of a command that waits, and returns when it may start: for an adapted rate, at
@@ -168,7 +172,7 @@ impl Rate {
             true => (time(latest), time(now + ADAPTED_TURN_MAX)),
             false => (u64::MAX, u64::MAX),
         };
-        self.count_admitted(bytes);
+        self.count_admitted(bytes, 1);
         let mut next = self.next.load(Ordering::Relaxed);
         loop {
             let turn = next.max(earliest).min(furthest);
@@ -184,26 +188,26 @@ impl Rate {
         }
     }
 
-    /// Returns the cost of a command that does not start.
-    pub(crate) fn give_back(&self, bytes: u32) {
+    /// Returns the cost of `commands` commands of `bytes` bytes each that do not start.
+    pub(crate) fn give_back(&self, bytes: u32, commands: u32) {
+        let cost = self.cost(bytes).saturating_mul(u64::from(commands));
         if self.is_adapted {
-            let admitted = u64::from(bytes) + ADAPTED_COMMAND_BYTES;
+            let admitted = admitted_bytes(bytes, commands);
             self.admitted.fetch_sub(admitted, Ordering::Relaxed);
-            // The command may have taken it at another speed.
-            let cost = self.cost(bytes);
+            // The commands may have taken it at another speed.
             let less = |next: u64| Some(next.saturating_sub(cost));
             let order = Ordering::Relaxed;
             let _ = self.next.fetch_update(order, order, less);
             return;
         }
-        self.next.fetch_sub(self.cost(bytes), Ordering::Relaxed);
+        self.next.fetch_sub(cost, Ordering::Relaxed);
     }
 
-    /// Counts a command that an adapted rate lets start.
+    /// Counts commands that an adapted rate lets start.
     #[inline(always)]
-    fn count_admitted(&self, bytes: u32) {
+    fn count_admitted(&self, bytes: u32, commands: u32) {
         if self.is_adapted {
-            let admitted = u64::from(bytes) + ADAPTED_COMMAND_BYTES;
+            let admitted = admitted_bytes(bytes, commands);
             self.admitted.fetch_add(admitted, Ordering::Relaxed);
         }
     }
@@ -219,6 +223,12 @@ impl Rate {
         let waited = self.waited_ns.load(Ordering::Relaxed);
         (self.throttled.load(Ordering::Relaxed), Nanos(waited))
     }
+}
+
+/// What `commands` commands of `bytes` bytes each count for at an adapted rate.
+#[inline(always)]
+fn admitted_bytes(bytes: u32, commands: u32) -> u64 {
+    (u64::from(bytes) + ADAPTED_COMMAND_BYTES) * u64::from(commands)
 }
 
 /// A time in the unit of the word.

@@ -155,7 +155,7 @@ impl QueueRate {
 }
 
 /// What a rate counts of a command.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Charge {
     pub(crate) device: u8,
     pub(crate) access: AccessKind,
@@ -182,8 +182,23 @@ impl Charge {
     }
 }
 
+/// Most commands whose cost a queue takes from its rates at once.
+const ADVANCE_COMMANDS_MAX: u32 = 32;
+
+/// Commands of a queue whose cost was taken together with that of one before them, in the same turn
+/// of the core. The rates would have let each of them start then, so they start like any others.
+struct Advance {
+    charge: Charge,
+    /// Those that have not started.
+    commands: u32,
+    /// For how many commands the queue takes the cost the next time.
+    next: u32,
+}
+
 /// The rates that apply to one queue: at least one.
 pub(crate) struct QueueRates {
+    /// Ends with the turn: [`end_advance`](Self::end_advance). None while commands wait.
+    advance: Advance,
     reads: Box<[QueueRate]>,
     writes: Box<[QueueRate]>,
     /// Number of its commands that wait. While there are some, later ones wait too.
@@ -224,7 +239,17 @@ impl QueueRates {
         }
         let has_some = !reads.is_empty() || !writes.is_empty();
         has_some.then(|| {
+            let charge = Charge {
+                device: ANY_DEVICE,
+                access: AccessKind::Read,
+                bytes: 0,
+            };
             Box::new(Self {
+                advance: Advance {
+                    charge,
+                    commands: 0,
+                    next: 1,
+                },
                 reads: reads.into_boxed_slice(),
                 writes: writes.into_boxed_slice(),
                 waiting: 0,
@@ -251,21 +276,70 @@ impl QueueRates {
         }
     }
 
+    /// Starts a command whose cost was taken in advance.
+    #[inline(always)]
+    pub(crate) fn start_advanced(&mut self, charge: Charge) -> bool {
+        let advance = &mut self.advance;
+        let starts = advance.commands > 0 && advance.charge == charge;
+        advance.commands -= u32::from(starts);
+        starts
+    }
+
     /// Takes the cost of a command from every rate if it may start now.
-    #[inline]
-    pub(crate) fn take(&self, charge: Charge, now: Nanos) -> bool {
-        let rates = self.of(charge.access);
-        let refuses =
-            |rate: &QueueRate| rate.counts(charge.device) && !rate.rate.take(charge.bytes, now);
+    pub(crate) fn take(&mut self, charge: Charge, now: Nanos) -> bool {
+        self.end_advance();
+        self.waiting == 0 && self.take_from_all(charge, 1, now)
+    }
+
+    /// The same, with the cost of more commands like it if its queue has sent several in this turn
+    /// and no rate delays any of them. The caller calls [`end_advance`](Self::end_advance) at the
+    /// end of the turn.
+    pub(crate) fn take_advance(&mut self, charge: Charge, now: Nanos) -> bool {
+        let is_used_up = self.advance.commands == 0 && self.advance.charge == charge;
+        self.end_advance();
         if self.waiting > 0 {
             return false;
         }
+        let next = match is_used_up {
+            true => (self.advance.next * 2).min(ADVANCE_COMMANDS_MAX),
+            false => self.advance.next,
+        };
+        let commands = match next > 1 && self.take_from_all(charge, next, now) {
+            true => next,
+            false if self.take_from_all(charge, 1, now) => 1,
+            false => return false,
+        };
+        self.advance = Advance {
+            charge,
+            commands: commands - 1,
+            next: commands,
+        };
+        true
+    }
+
+    /// Takes the cost of `commands` commands from every rate if all may start now.
+    fn take_from_all(&self, charge: Charge, commands: u32, now: Nanos) -> bool {
+        let rates = self.of(charge.access);
+        let refuses =
+            |it: &QueueRate| it.counts(charge.device) && !it.rate.take(charge.bytes, commands, now);
         match rates.iter().position(refuses) {
             None => true,
             Some(taken) => {
-                give_back(&rates[..taken], charge);
+                give_back(&rates[..taken], charge, commands);
                 false
             }
+        }
+    }
+
+    /// Returns the cost of the commands that were taken in advance and have not started.
+    pub(crate) fn end_advance(&mut self) {
+        let Advance {
+            charge, commands, ..
+        } = self.advance;
+        if commands > 0 {
+            give_back(self.of(charge.access), charge, commands);
+            self.advance.commands = 0;
+            self.advance.next = (self.advance.next / 2).max(1);
         }
     }
 
@@ -297,7 +371,7 @@ impl QueueRates {
     /// Returns the cost of a command that does not start.
     #[cold]
     pub(crate) fn give_back(&self, charge: Charge) {
-        give_back(self.of(charge.access), charge);
+        give_back(self.of(charge.access), charge, 1);
     }
 
     /// Counts a command that the rate at `place` delayed.
@@ -308,10 +382,16 @@ impl QueueRates {
     }
 }
 
+impl Drop for QueueRates {
+    fn drop(&mut self) {
+        self.end_advance();
+    }
+}
+
 #[cold]
 #[inline(never)]
-fn give_back(rates: &[QueueRate], charge: Charge) {
+fn give_back(rates: &[QueueRate], charge: Charge, commands: u32) {
     for rate in rates.iter().filter(|it| it.counts(charge.device)) {
-        rate.rate.give_back(charge.bytes);
+        rate.rate.give_back(charge.bytes, commands);
     }
 }

@@ -64,6 +64,7 @@ use draining::Phase;
 use exclusions::Exclusions;
 use executions::Executions;
 use fused::Pairs;
+use inline::Advances;
 use queue::Queue;
 use slots::Slots;
 pub use throttle::Released;
@@ -126,6 +127,7 @@ pub struct TargetCore {
     /// A Copy, or a throttled command, whose transport has not taken its work yet.
     set_aside: Option<Work>,
     throttle: Throttle,
+    advances: Advances,
     /// Controllers whose events are reported at the end of the turn.
     reporting: Vec<u32>,
     /// Preempted hosts whose commands have not ended yet.
@@ -198,6 +200,7 @@ impl TargetCore {
             pairs: Pairs::default(),
             set_aside: None,
             throttle: Throttle::new(&limits),
+            advances: Advances::new(limits.queues_max),
             reporting: Vec::new(),
             endings: Vec::new(),
             awaited: Vec::new(),

@@ -157,9 +157,25 @@ fn two_cores_share_a_burst() {
         let now = Nanos::from_millis(10);
         let rate = Arc::new(Rate::of_commands(1000, Nanos::from_millis(1)));
         let there = Arc::clone(&rate);
-        let other = thread::spawn(move || (0..2).filter(|_| there.take(0, now)).count());
-        let here = (0..2).filter(|_| rate.take(0, now)).count();
+        let other = thread::spawn(move || (0..2).filter(|_| there.take(0, 1, now)).count());
+        let here = (0..2).filter(|_| rate.take(0, 1, now)).count();
         assert_eq!(here + other.join().expect("no panic"), 2);
+    });
+}
+
+/// Several commands at once start only if each of them conforms, and what is returned can be taken.
+#[test]
+fn two_cores_take_several_commands_of_a_burst() {
+    loom::model(|| {
+        let now = Nanos::from_millis(10);
+        let rate = Arc::new(Rate::of_commands(1000, Nanos::from_millis(2)));
+        let there = Arc::clone(&rate);
+        let other = thread::spawn(move || there.take(0, 2, now));
+        let here = rate.take(0, 2, now);
+        assert!(here != other.join().expect("no panic"), "3 of 4 conform");
+        rate.give_back(0, 1);
+        assert!(rate.take(0, 2, now));
+        assert!(!rate.take(0, 1, now));
     });
 }
 
@@ -172,7 +188,7 @@ fn turns_of_two_cores_are_distinct() {
         let there = Arc::clone(&rate);
         let other = thread::spawn(move || {
             there.reserve(0, now, now);
-            there.give_back(0);
+            there.give_back(0, 1);
             there.reserve(0, now, now)
         });
         let here = rate.reserve(0, now, now);

@@ -108,6 +108,7 @@ impl Handshakes {
         let thread = std::thread::Builder::new()
             .name("handshakes".to_owned())
             .spawn(move || {
+                reactors::lower_priority();
                 if let Err(error) = nvme_tls_handshake::prepare() {
                     tracing::error!(%error, "TLS cannot be used");
                 }

@@ -27,7 +27,7 @@ impl<P: Provider> Connection<P> {
             return self.abort(cx, violation);
         }
         // Each path copies the command and checks its copy; the inline path reads little of it.
-        if self.respond_from_borrow::<false>(cx, queue, receives.command(capsule.receive)) {
+        if self.respond_from_borrow(cx, queue, receives.command(capsule.receive)) {
             cx.counters.commands.add(1);
             return;
         }
@@ -43,12 +43,6 @@ impl<P: Provider> Connection<P> {
         capsule: Capsule<'_>,
         queue: QueueId,
     ) {
-        if cx.core.is_limited(queue) {
-            let sqe = receives.command(capsule.receive);
-            if self.respond_from_borrow::<true>(cx, queue, sqe) {
-                return cx.counters.commands.add(1);
-            }
-        }
         let Some(slot) = self.slots.take() else {
             // The host sent more commands than its queue has entries.
             let violation = Cause::Violation("more commands outstanding than the queue's entries");

@@ -241,7 +241,7 @@ impl<P: Provider> Connection<P> {
     /// Completes a read inline, with borrowed data and without a slot. Returns `false` without
     /// effect if it cannot.
     #[inline]
-    pub(super) fn respond_from_borrow<const LIMITED: bool>(
+    pub(super) fn respond_from_borrow(
         &mut self,
         cx: &mut Context<'_, P>,
         queue: QueueId,
@@ -257,9 +257,7 @@ impl<P: Provider> Connection<P> {
             data: Some(data),
             keyed,
             ..
-        }) = cx
-            .core
-            .complete_inline::<LIMITED>(queue, &sqe, None, cx.now)
+        }) = cx.core.complete_inline(queue, &sqe, None, cx.now)
         else {
             return false;
         };

@@ -27,6 +27,7 @@ impl DeviceClient for TargetCore {
     #[inline]
     fn flush(&mut self) {
         self.sent_responses.flushed(&mut self.queues);
+        self.advances.end(&mut self.queues);
     }
 
     fn next_deadline(&self) -> Option<Nanos> {

@@ -12,13 +12,14 @@ use super::TargetCore;
 use super::admission::context;
 use super::gate::{self, GateDecision};
 use super::queue::{InlinePath, Queue, QueueState};
+use super::slots::Slots;
 use super::timing::{InlineTiming, SentResponses};
 use crate::counters::{CoreCounters, IoCounters};
 use crate::interface::{
     Completed, DataSource, Direction, InlineCompletion, QueueId, Work, WorkKind,
 };
 use crate::io::{IoOperation, IoWork, check_blocks, check_source, is_transfer};
-use crate::rates::Charge;
+use crate::rates::{Charge, QueueRates};
 use crate::reservations::restrictions::AccessKind;
 use crate::stages::Measured;
 use crate::view::TargetView;
@@ -29,11 +30,8 @@ impl TargetCore {
     /// (`in_capsule`). Such a command needs neither a tag nor a [`Work`]. Returns `None` if the
     /// command cannot complete inline; nothing has happened then, and the caller calls
     /// [`admit`](Self::admit). The response counts as sent in this turn.
-    ///
-    /// `LIMITED`: whether [`is_limited`](Self::is_limited); otherwise it never can. Transports complete
-    /// the commands of limited queues elsewhere, so that other queues do not pay for rates.
     #[inline(always)]
-    pub fn complete_inline<const LIMITED: bool>(
+    pub fn complete_inline(
         &mut self,
         id: QueueId,
         sqe: &Sqe,
@@ -45,11 +43,12 @@ impl TargetCore {
             None => IoOpcode::READ,
             Some(_) => IoOpcode::WRITE,
         };
-        let path = match LIMITED {
-            true => InlinePath::Limited,
-            false => InlinePath::Unlimited,
+        let is_limited = match queue.inline_path() {
+            InlinePath::Unlimited => false,
+            InlinePath::Limited => true,
+            InlinePath::Closed => return None,
         };
-        if queue.inline_path() != path || sqe.io_opcode() != opcode || !is_transfer(sqe) {
+        if sqe.io_opcode() != opcode || !is_transfer(sqe) {
             return None;
         }
         let context = context(queue, &self.view).ok()?;
@@ -67,12 +66,17 @@ impl TargetCore {
                 let direction = Direction::ToHost;
                 let source = check_source(sqe, direction, work.bytes, context.data).ok()?;
                 let keyed = source.one_block()?;
-                if LIMITED && !take_charge(queue, &self.devices, charge(&work, access), now) {
+                let charge = charge(&work, access);
+                if is_limited
+                    && !self
+                        .advances
+                        .start(queue, id.slot, &self.devices, charge, now)
+                {
                     return None;
                 }
                 let Some(borrow) = self.devices.borrow_read(device, work.lba, work.blocks) else {
-                    if LIMITED {
-                        return_charge(queue, charge(&work, access));
+                    if is_limited {
+                        return_charge(queue, charge);
                     }
                     return None;
                 };
@@ -87,12 +91,17 @@ impl TargetCore {
                 if !is_whole || is_held {
                     return None;
                 }
-                if LIMITED && !take_charge(queue, &self.devices, charge(&work, access), now) {
+                let charge = charge(&work, access);
+                if is_limited
+                    && !self
+                        .advances
+                        .start(queue, id.slot, &self.devices, charge, now)
+                {
                     return None;
                 }
                 if !self.devices.write_inline(device, work.lba, data) {
-                    if LIMITED {
-                        return_charge(queue, charge(&work, access));
+                    if is_limited {
+                        return_charge(queue, charge);
                     }
                     return None;
                 }
@@ -120,14 +129,6 @@ impl TargetCore {
             keyed,
             inline_timing,
         })
-    }
-
-    /// Whether rate limits decide about the inline completion of a queue's commands.
-    #[inline(always)]
-    #[must_use]
-    pub fn is_limited(&self, id: QueueId) -> bool {
-        let queue = self.queues.get(id.slot, id.generation);
-        queue.is_some_and(|queue| queue.inline_path() == InlinePath::Limited)
     }
 
     /// Block size of a write's device in bytes, if [`place_directly`](Self::place_directly) can
@@ -233,13 +234,66 @@ fn charge(work: &IoWork, access: AccessKind) -> Charge {
     }
 }
 
-/// Takes the cost of a command from the rates. For a device that does not complete commands inline,
-/// [`TargetCore::admit`] takes it.
-#[inline]
-fn take_charge(queue: &Queue, devices: &DeviceSet, charge: Charge, now: Nanos) -> bool {
-    queue.rates().is_some_and(|rates| {
-        devices.supports_direct_placement(usize::from(charge.device)) && rates.take(charge, now)
-    })
+/// Queues whose rates were charged in advance in this turn.
+pub(super) struct Advances(Vec<u32>);
+
+impl Advances {
+    pub(super) fn new(queues_max: usize) -> Self {
+        Self(Vec::with_capacity(queues_max))
+    }
+
+    /// Takes the cost of a command from the rates of its queue if it may start now. For a device that
+    /// does not complete commands inline, [`TargetCore::admit`] takes it.
+    #[inline(always)]
+    fn start(
+        &mut self,
+        queue: &mut Queue,
+        slot: u32,
+        devices: &DeviceSet,
+        charge: Charge,
+        now: Nanos,
+    ) -> bool {
+        let Some(rates) = queue.rates_mut() else {
+            return false;
+        };
+        rates.start_advanced(charge) || self.begin(rates, slot, devices, charge, now)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn begin(
+        &mut self,
+        rates: &mut QueueRates,
+        slot: u32,
+        devices: &DeviceSet,
+        charge: Charge,
+        now: Nanos,
+    ) -> bool {
+        if !devices.supports_direct_placement(usize::from(charge.device)) {
+            return false;
+        }
+        // A queue is here several times only in a turn in which it renews its advance.
+        let has_room = self.0.len() < self.0.capacity();
+        match has_room {
+            true => {
+                if self.0.last() != Some(&slot) {
+                    self.0.push(slot);
+                }
+                rates.take_advance(charge, now)
+            }
+            false => rates.take(charge, now),
+        }
+    }
+
+    /// Ends the turn.
+    #[inline]
+    pub(super) fn end(&mut self, queues: &mut Slots<Queue>) {
+        while let Some(slot) = self.0.pop() {
+            if let Some(rates) = queues.at_mut(slot).and_then(Queue::rates_mut) {
+                rates.end_advance();
+            }
+        }
+    }
 }
 
 /// Returns the cost of a command that does not complete inline.

@@ -223,7 +223,7 @@ impl TargetCore {
     #[inline(never)]
     pub(super) fn admit_by_rates(&mut self, slot: u32, work: Work, now: Nanos) -> Admission {
         let is_copy = matches!(work.kind, WorkKind::Copy(_));
-        let rates = self.queues.at(slot).and_then(Queue::rates);
+        let rates = self.queues.at_mut(slot).and_then(Queue::rates_mut);
         let starts = match (rates, charge(&work)) {
             (Some(rates), Some(charge)) => rates.take(charge, now),
             (None, _) | (_, None) => true,

@@ -302,7 +302,7 @@ fn nothing_but_authentication_passes_an_unauthenticated_queue() {
     let now = world.now;
     let inline = world.nodes[0]
         .core
-        .complete_inline::<false>(io.queue, &read, None, now);
+        .complete_inline(io.queue, &read, None, now);
     assert!(inline.is_none());
 }
 

@@ -135,7 +135,7 @@ fn inline_reads_agree_with_admission() {
             let now = world.now;
             let lent = world.nodes[0]
                 .core
-                .complete_inline::<false>(io.queue, &sqe, None, now);
+                .complete_inline(io.queue, &sqe, None, now);
             let after = counted(&world);
             let Some(lent) = lent else {
                 assert_eq!(before, after, "{sqe:?}");
@@ -177,7 +177,7 @@ fn inline_read_is_declined_on_an_ending_queue() {
     assert!(
         world.nodes[0]
             .core
-            .complete_inline::<false>(io.queue, &read, None, now)
+            .complete_inline(io.queue, &read, None, now)
             .is_none()
     );
     let aborted = world.command(io, read).status();
@@ -186,7 +186,7 @@ fn inline_read_is_declined_on_an_ending_queue() {
     assert!(
         world.nodes[0]
             .core
-            .complete_inline::<false>(io.queue, &read, None, now)
+            .complete_inline(io.queue, &read, None, now)
             .is_none()
     );
 }
@@ -201,10 +201,9 @@ fn a_write_completes_inline() {
         .with_cid(9)
         .with_sgl(SglDescriptor::in_capsule(0, 512));
     let now = world.now;
-    let taken =
-        world.nodes[0]
-            .core
-            .complete_inline::<false>(io.queue, &write, Some(&[7; 512]), now);
+    let taken = world.nodes[0]
+        .core
+        .complete_inline(io.queue, &write, Some(&[7; 512]), now);
     let response = taken.expect("nothing is in the way").response;
     assert_eq!(
         (response.cid.get(), response.status()),
@@ -285,7 +284,7 @@ fn inline_writes_agree_with_admission() {
         let before = counted(&world);
         let now = world.now;
         let core = &mut world.nodes[0].core;
-        let written = core.complete_inline::<false>(io.queue, &sqe, Some(&data), now);
+        let written = core.complete_inline(io.queue, &sqe, Some(&data), now);
         let after = counted(&world);
         if written.is_none() {
             assert_eq!(before, after, "{sqe:?}");
@@ -320,22 +319,22 @@ fn inline_write_is_declined_on_ending_queue_or_borrowed_data() {
     let now = world.now;
     let core = &mut world.nodes[0].core;
     let lent = core
-        .complete_inline::<false>(io.queue, &read, None, now)
+        .complete_inline(io.queue, &read, None, now)
         .expect("lent");
     assert!(
-        core.complete_inline::<false>(io.queue, &write, Some(&[1; 512]), now)
+        core.complete_inline(io.queue, &write, Some(&[1; 512]), now)
             .is_none()
     );
     assert_eq!(lent.data.as_deref().expect("a read has data"), [0; 512]);
     drop(lent);
     assert!(
-        core.complete_inline::<false>(io.queue, &write, Some(&[1; 512]), now)
+        core.complete_inline(io.queue, &write, Some(&[1; 512]), now)
             .is_some()
     );
     world.command(io, Sqe::disconnect_queue()).ok();
     let core = &mut world.nodes[0].core;
     assert!(
-        core.complete_inline::<false>(io.queue, &write, Some(&[2; 512]), now)
+        core.complete_inline(io.queue, &write, Some(&[2; 512]), now)
             .is_none()
     );
 }
@@ -400,7 +399,7 @@ fn direct_placement_is_declined_on_ending_queue_or_borrowed_data() {
     let now = world.now;
     let core = &mut world.nodes[0].core;
     let lent = core
-        .complete_inline::<false>(io.queue, &read, None, now)
+        .complete_inline(io.queue, &read, None, now)
         .expect("lent");
     assert!(!core.place_directly(io.queue, &mut work, 8 * 512, refused));
     drop(lent);

@@ -66,7 +66,7 @@ fn writes_inline(world: &mut World, io: Link, lba: u64) -> bool {
     let write = write.with_sgl(SglDescriptor::in_capsule(0, size as u32));
     let (data, now) = (vec![0; size], world.now);
     let core = &mut world.nodes[io.node].core;
-    let written = core.complete_inline::<false>(io.queue, &write, Some(&data), now);
+    let written = core.complete_inline(io.queue, &write, Some(&data), now);
     written.is_some()
 }
 

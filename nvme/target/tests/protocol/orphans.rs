@@ -166,7 +166,7 @@ fn queued_device_write_is_cancelled_with_its_queue() {
     let now = world.now;
     let core = &mut world.nodes[0].core;
     let borrow = core
-        .complete_inline::<false>(reading.queue, &read.with_cid(1), None, now)
+        .complete_inline(reading.queue, &read.with_cid(1), None, now)
         .expect("nothing is in the way");
     let (admin, io) = path(&mut world, 1);
     begin_write(&mut world, io, PLAIN, 1);
@@ -241,8 +241,7 @@ fn write_data_received_after_the_fence_is_held_back() {
     world.close(first_admin);
     let core = &mut world.nodes[1].core;
     let in_capsule = Sqe::write(PLAIN, 0, 0, false).with_sgl(SglDescriptor::in_capsule(0, 512));
-    let inline =
-        core.complete_inline::<false>(second.queue, &in_capsule.with_cid(3), Some(&[3; 512]), now);
+    let inline = core.complete_inline(second.queue, &in_capsule.with_cid(3), Some(&[3; 512]), now);
     assert!(inline.is_none());
     assert!(!core.place_directly(second.queue, &mut work, 512, &mut |_| panic!("filled")));
     assert!(world.execute(second, 900, work, &[2; 512]).is_none());

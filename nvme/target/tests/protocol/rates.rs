@@ -335,12 +335,12 @@ fn inline_completions_are_limited() {
     let mut completed = 0;
     for _ in 0..50 {
         completed += u32::from(
-            core.complete_inline::<true>(queues[0].queue, &read, None, now)
+            core.complete_inline(queues[0].queue, &read, None, now)
                 .is_some(),
         );
         let data = Some(&[7; 512][..]);
         completed += u32::from(
-            core.complete_inline::<true>(queues[0].queue, &write, data, now)
+            core.complete_inline(queues[0].queue, &write, data, now)
                 .is_some(),
         );
     }
@@ -348,9 +348,51 @@ fn inline_completions_are_limited() {
     assert_eq!(completed, 11);
     let later = now + Nanos::from_millis(2);
     assert!(
-        core.complete_inline::<true>(queues[0].queue, &read, None, later)
+        core.complete_inline(queues[0].queue, &read, None, later)
             .is_some()
     );
+}
+
+/// Queues take the cost of several commands at once. In a turn, they start no more commands than the
+/// rate lets start; what they have not used is there for others afterwards.
+#[test]
+fn what_a_queue_took_in_advance_is_returned() {
+    for sent in 1..=11 {
+        let mut world = world(vec![of_host()]);
+        let (_, queues) = attach(&mut world, HOST, &[0, 0]);
+        let now = world.now;
+        let started = |world: &mut World, queue: usize, sent: u32| {
+            let core = &mut world.nodes[0].core;
+            let read = read(PLAIN, 1);
+            let completed = (0..sent)
+                .filter_map(|_| core.complete_inline(queues[queue].queue, &read, None, now));
+            completed.count() as u32
+        };
+        assert_eq!(started(&mut world, 0, sent), sent);
+        let beside = started(&mut world, 1, 50);
+        assert!(beside <= 11 - sent, "{sent} and {beside} in a turn");
+        world.poll();
+        assert_eq!(started(&mut world, 1, 50), 11 - sent - beside);
+    }
+}
+
+/// A queue that is closed in the turn leaves nothing of its host's rate unused.
+#[test]
+fn what_a_closed_queue_took_in_advance_is_returned() {
+    let mut world = world(vec![of_host()]);
+    let (_, queues) = attach(&mut world, HOST, &[0, 0]);
+    let now = world.now;
+    let core = &mut world.nodes[0].core;
+    let read = read(PLAIN, 1);
+    for _ in 0..4 {
+        assert!(
+            core.complete_inline(queues[0].queue, &read, None, now)
+                .is_some()
+        );
+    }
+    core.close_queue(queues[0].queue, now);
+    let rest = (0..50).filter_map(|_| core.complete_inline(queues[1].queue, &read, None, now));
+    assert_eq!(rest.count(), 7);
 }
 
 /// Base 2.1 §5.1.1: a command that waits is aborted, and later ones do not wait longer.

@@ -142,11 +142,9 @@ fn complete_inline(world: &mut World, io: Link) -> [bool; 2] {
     let core = &mut world.nodes[io.node].core;
     let write = Sqe::write(PLAIN, 0, 0, false).with_sgl(SglDescriptor::in_capsule(0, 512));
     let read = Sqe::read(PLAIN, 0, 0).with_sgl(SglDescriptor::transport(512));
-    let written = core.complete_inline::<false>(io.queue, &write, Some(&[7; 512]), now);
+    let written = core.complete_inline(io.queue, &write, Some(&[7; 512]), now);
     let was_written = written.is_some();
-    let was_read = core
-        .complete_inline::<false>(io.queue, &read, None, now)
-        .is_some();
+    let was_read = core.complete_inline(io.queue, &read, None, now).is_some();
     [was_written, was_read]
 }
 
@@ -366,7 +364,7 @@ fn preempt_and_abort_aborts_waiting_writes() {
     let read = Sqe::read(PLAIN, 0, 0).with_sgl(SglDescriptor::transport(512));
     let now = world.now;
     let core = &mut world.nodes[1].core;
-    let borrow = core.complete_inline::<false>(fencing.io.queue, &read.with_cid(1), None, now);
+    let borrow = core.complete_inline(fencing.io.queue, &read.with_cid(1), None, now);
     let borrow = borrow.expect("nothing is in the way");
     let write = Sqe::write(PLAIN, 0, 0, false).with_sgl(SglDescriptor::transport(512));
     let waiting = world.start(fenced.io, write.with_cid(900), &[1; 512]);

@@ -174,7 +174,7 @@ fn inline_completions_are_counted() {
         turns.at(10 * turn);
         for _ in 0..3 {
             let (core, now) = (&mut turns.world.nodes[0].core, turns.world.now);
-            let lent = core.complete_inline::<false>(turns.io.queue, &read.with_cid(9), None, now);
+            let lent = core.complete_inline(turns.io.queue, &read.with_cid(9), None, now);
             assert_eq!(lent.and_then(|lent| lent.data).expect("lent").len(), 512);
         }
         // Those of the previous turn are counted here, these are not.
@@ -201,11 +201,11 @@ fn deferred_inline_responses_are_counted_when_sent() {
     for _ in 0..2 {
         let read = read.with_cid(9);
         assert!(
-            core.complete_inline::<false>(turns.io.queue, &read, None, now)
+            core.complete_inline(turns.io.queue, &read, None, now)
                 .is_some()
         );
     }
-    let lent = core.complete_inline::<false>(turns.io.queue, &read.with_cid(9), None, now);
+    let lent = core.complete_inline(turns.io.queue, &read.with_cid(9), None, now);
     let timing =
         core.inline_response_deferred(turns.io.queue, lent.expect("borrowed").inline_timing);
     turns.end_turn();

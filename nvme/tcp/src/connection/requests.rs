@@ -31,30 +31,8 @@ impl<S: ByteStream> Connection<S> {
             return Err(self.too_many_commands());
         }
         let completed_inline = match payload {
-            None => self.read_inline::<false>(cx, queue),
-            Some(payload) => self.write_inline::<false>(cx, queue, payload),
-        };
-        if completed_inline {
-            return Ok(());
-        }
-        match cx.core.is_limited(queue) {
-            true => self.admit_limited(cx, queue, payload),
-            false => self.admit_in_slot(cx, queue, payload),
-        }
-    }
-
-    /// The same for a command of a queue with rate limits.
-    #[cold]
-    #[inline(never)]
-    fn admit_limited(
-        &mut self,
-        cx: &mut Context<'_>,
-        queue: QueueId,
-        payload: Option<Payload>,
-    ) -> Result<(), Box<Violation>> {
-        let completed_inline = match payload {
-            None => self.read_inline::<true>(cx, queue),
-            Some(payload) => self.write_inline::<true>(cx, queue, payload),
+            None => self.read_inline(cx, queue),
+            Some(payload) => self.write_inline(cx, queue, payload),
         };
         if completed_inline {
             return Ok(());
@@ -64,14 +42,14 @@ impl<S: ByteStream> Connection<S> {
 
     /// Completes a read inline, with borrowed data. Returns `false` without effect if it cannot.
     #[inline]
-    fn read_inline<const LIMITED: bool>(&mut self, cx: &mut Context<'_>, queue: QueueId) -> bool {
+    fn read_inline(&mut self, cx: &mut Context<'_>, queue: QueueId) -> bool {
         let sqe = self.receiver.command();
         let Some(InlineCompletion {
             response,
             data: Some(data),
             inline_timing,
             ..
-        }) = cx.core.complete_inline::<LIMITED>(queue, sqe, None, cx.now)
+        }) = cx.core.complete_inline(queue, sqe, None, cx.now)
         else {
             return false;
         };
@@ -90,12 +68,7 @@ impl<S: ByteStream> Connection<S> {
     /// Completes a write inline, with its data in the receive buffer. Returns `false` without
     /// effect if it cannot.
     #[inline]
-    fn write_inline<const LIMITED: bool>(
-        &mut self,
-        cx: &mut Context<'_>,
-        queue: QueueId,
-        payload: Payload,
-    ) -> bool {
+    fn write_inline(&mut self, cx: &mut Context<'_>, queue: QueueId, payload: Payload) -> bool {
         let bytes = payload.bytes as usize;
         let Some((data, behind)) = self.receiver.buffered().split_at_checked(bytes) else {
             return false;
@@ -111,9 +84,7 @@ impl<S: ByteStream> Connection<S> {
             data: None,
             inline_timing,
             ..
-        }) = cx
-            .core
-            .complete_inline::<LIMITED>(queue, sqe, Some(data), cx.now)
+        }) = cx.core.complete_inline(queue, sqe, Some(data), cx.now)
         else {
             return false;
         };
