@@ -123,7 +123,7 @@ enum Stage {
 }
 
 /// How the data of a device on a drive takes its way.
-fn data_path(device: &appliance_config::Device) -> DataPath {
+pub(crate) fn data_path(device: &appliance_config::Device) -> DataPath {
     let Backing::Nvme(settings) = device.backing else {
         return DataPath::Host;
     };

@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 use appliance_config::{Config, Name, Transport as TransportName};
 use arc_swap::ArcSwap;
-use hugemem::{Arena, Region};
+use block::DataPath;
+use hugemem::{Arena, DeviceMemory, Region};
 use nvme_target::{EvictedAssociations, Target};
 use nvme_tcp::SharedTlsKeys;
 use reactors::ReactorHandle;
@@ -30,6 +31,7 @@ use crate::files::Files;
 use crate::health_reporter::HealthReporter;
 use crate::keys::{Keys, TlsKeyUse, tls_table};
 use crate::messages::MessageRings;
+use crate::nvme::data_path;
 use crate::operator_states::{OperatorStates, SharedOperatorStates};
 use crate::reservation_files::ReservationFiles;
 use crate::running::Running;
@@ -186,6 +188,28 @@ impl Reconciler {
             let ports = self.ports_of(transport.name());
             transport.restore(&ports, &self.regions(), event_loop);
         }
+        let memory = self.device_memory();
+        for transport in &self.transports {
+            transport.use_device_memory(&memory, event_loop);
+        }
+    }
+
+    /// The memory of drives in which hosts' data may be.
+    fn device_memory(&self) -> Vec<Arc<DeviceMemory>> {
+        let mut all = Vec::<Arc<DeviceMemory>>::new();
+        for device in &self.config.devices {
+            let Some((_, opened)) = self.devices.get(&device.name) else {
+                continue;
+            };
+            let memory = data_path(device) == DataPath::DeviceMemory;
+            let memory = memory.then(|| opened.device_memory()).flatten();
+            // Namespaces of a drive have the same.
+            all.extend(memory.filter(|memory| {
+                let is_known = all.iter().any(|it| it.number() == memory.number());
+                !memory.has_ended() && !is_known
+            }));
+        }
+        all
     }
 
     /// All memory that holds data.

@@ -22,7 +22,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use appliance_config::{Config, Listener, Name, Transport as TransportName};
-use hugemem::{Arena, Region};
+use hugemem::{Arena, DeviceMemory, Region};
 use nvme_target::{PortId, TargetCore};
 use nvme_tcp::CONNECTIONS_PER_REACTOR_MAX;
 use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
@@ -119,6 +119,12 @@ pub trait Listening: Send + Sync {
     /// Releases the network cards and their registered memory, because no listener is left.
     fn release(&self, event_loop: &mut dyn EventLoop) {
         let _ = event_loop;
+    }
+
+    /// Registers memory of drives with the network cards, in place of what was given before. Called
+    /// often; does nothing without a change.
+    fn use_device_memory(&self, memory: &[Arc<DeviceMemory>], event_loop: &mut dyn EventLoop) {
+        let _ = (memory, event_loop);
     }
 
     /// Uses network cards again that were lost and have returned, and registers `memory` with them.

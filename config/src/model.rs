@@ -554,10 +554,12 @@ table! {
             absent DriveNamespace::COMMAND_DEADLINE_DEFAULT
             => "for `nvme` `10s`, not allowed otherwise",
             like "\"5s\"";
-        /// How the data of copies (NVMe Copy) to and from the device takes its way: `host` is through
-        /// `memory`; `drive-memory` and `auto` are through the controller memory buffer of a drive
-        /// that all drives of the copy reach, and through `memory` where there is none. So far, only
-        /// QEMU's drives have proven it. Devices on one drive may differ.
+        /// How the data of copies (NVMe Copy) to and from the device, and of reads and writes of at
+        /// least 128 KiB over NVMe/RDMA, takes its way: `host` is through `memory`; `drive-memory` and
+        /// `auto` are through the controller memory buffer of its drive, or of one that all drives of
+        /// a copy reach, and through `memory` where there is none or the network card cannot access
+        /// it. So far, only QEMU's drives have proven copies, and no hardware reads and writes.
+        /// Devices on one drive may differ.
         data_path: DataPath = Word::<DataPath>::new(),
             absent DriveNamespace::DATA_PATH_DEFAULT
             => "for `nvme` `host`, not allowed otherwise",

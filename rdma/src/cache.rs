@@ -149,6 +149,7 @@ fn is_shortage(error: &Error) -> bool {
         Error::Unavailable(_)
         | Error::Misuse(_)
         | Error::PrivateDataTooLong { .. }
+        | Error::NoDeviceMemory(_)
         | Error::DeviceGone => false,
     }
 }

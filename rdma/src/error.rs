@@ -79,6 +79,9 @@ pub enum Error {
     /// state: an error of the caller, unless the device has just been removed.
     #[error("{0}")]
     Misuse(&'static str),
+    /// Memory of other devices cannot be registered.
+    #[error("memory of other devices cannot be registered: {0}")]
+    NoDeviceMemory(&'static str),
     /// Private data exceeds the message's capacity.
     #[error("{len} bytes of private data, {limit} at most")]
     PrivateDataTooLong {

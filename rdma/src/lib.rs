@@ -54,7 +54,7 @@ pub use device::{
     Transport,
 };
 pub use error::{Error, FlushError, PostError, Unavailable};
-pub use memory::{Access, MemoryRange};
+pub use memory::{Access, DeviceRange, MemoryRange};
 pub use provider::{
     CompletionQueue, ConnectRequest, Connection, Device, Domain, EventChannel, Listener,
     MemoryWindow, Provider, QueuePair, QueuePairOptions, Registration, SharedReceiveQueue,

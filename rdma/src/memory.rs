@@ -5,8 +5,9 @@
 )]
 
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 
-use hugemem::Region;
+use hugemem::{DeviceMemory, DmaBuf, Region};
 
 /// Rights on registered memory, in addition to reads by the local device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -132,5 +133,46 @@ impl<'a> MemoryRange<'a> {
     #[must_use]
     pub fn region(&self) -> Option<&'a Region> {
         self.region
+    }
+}
+
+/// Memory of another device to register, by its descriptor. Work requests name it by its bus
+/// addresses; the program does not access it.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceRange<'a> {
+    descriptor: BorrowedFd<'a>,
+    offset: u64,
+    address: u64,
+    bytes: u64,
+}
+
+impl<'a> DeviceRange<'a> {
+    /// All slices of a memory, which are in `buffer`.
+    #[must_use]
+    pub fn of(memory: &DeviceMemory, buffer: &'a DmaBuf) -> Self {
+        Self {
+            descriptor: buffer.as_fd(),
+            offset: buffer.offset(),
+            address: memory.address(),
+            bytes: memory.bytes(),
+        }
+    }
+
+    /// The descriptor, and where the memory begins in it.
+    #[must_use]
+    pub fn descriptor(&self) -> (BorrowedFd<'a>, u64) {
+        (self.descriptor, self.offset)
+    }
+
+    /// Bus address of the first byte.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 }

@@ -22,7 +22,7 @@ use crate::completion::WorkCompletion;
 use crate::connection::{ConnectParameters, Event, PrivateData, Token};
 use crate::device::{DeviceEvent, DeviceIndex, DeviceLimits, QueuePairCapacity, QueuePairState};
 use crate::error::{Error, FlushError, PostError};
-use crate::memory::{Access, MemoryRange};
+use crate::memory::{Access, DeviceRange, MemoryRange};
 use crate::request::{ReceiveRequest, SendRequest, WindowBinding};
 
 /// RDMA, by real verbs or an in-process fabric. Cheap to clone; one per process.
@@ -117,6 +117,18 @@ pub trait Domain: Clone + Debug + Send + Sync + 'static {
         access: Access,
     ) -> Result<<Self::Provider as Provider>::Registration, Error>;
 
+    /// Registers memory of another device. Dropping the registration ends it; work that is still posted
+    /// with its keys then fails.
+    ///
+    /// # Errors
+    /// [`Error::NoDeviceMemory`] if the device, its driver or its library registers none;
+    /// [`Error::Limit`], or an error of the system.
+    fn register_device_memory(
+        &self,
+        range: DeviceRange<'_>,
+        access: Access,
+    ) -> Result<<Self::Provider as Provider>::Registration, Error>;
+
     /// Creates an unbound memory window of type 2.
     ///
     /// # Errors
@@ -148,7 +160,7 @@ pub trait Domain: Clone + Debug + Send + Sync + 'static {
 
 /// Registered memory.
 pub trait Registration: Debug + Send + Sync + 'static {
-    /// Virtual address of the first byte.
+    /// Virtual address of the first byte; for memory of another device, its bus address.
     fn address(&self) -> usize;
 
     /// Length in bytes.

@@ -13,11 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hugemem::{
-    DmaBorrow, DmaBuffer, DmaData, DmaLease, DmaMap, DmaMapError, DmaView, Region, SharedRegion,
+    DeviceLease, DmaBorrow, DmaBuffer, DmaData, DmaLease, DmaMap, DmaMapError, DmaView, ExportUser,
+    NotExported, Region, SharedRegion,
 };
 
 use crate::error::Error;
-use crate::memory::{Access, MemoryRange};
+use crate::memory::{Access, DeviceRange, MemoryRange};
 use crate::provider::{Device, Domain, Provider, Registration};
 use crate::request::{RemoteAddress, Sge, SgeList};
 
@@ -51,6 +52,7 @@ impl<P: Provider> DomainMemory<P> {
                 version: 0,
                 pieces: Vec::new(),
                 registrations: Vec::new(),
+                of_devices: Vec::new(),
             })),
             version: AtomicU64::new(0),
         }
@@ -73,15 +75,56 @@ impl<P: Provider> DomainMemory<P> {
             let range = MemoryRange::of_region(region, range);
             added.push(Arc::new(self.domain.register(range, self.access)?));
         }
-        self.publish(|registrations| registrations.append(&mut added));
+        self.publish(|registrations, _| registrations.append(&mut added));
         Ok(())
+    }
+
+    /// Registers memory of another device, until it [ends](hugemem::DeviceMemory::revoke_exports).
+    /// Does nothing if it is registered already.
+    ///
+    /// # Errors
+    /// Why it is not registered.
+    pub fn attach_device_memory(
+        &self,
+        memory: &hugemem::DeviceMemory,
+    ) -> Result<(), NotExported<Error>> {
+        if self.map().device_key(memory).is_some() {
+            return Ok(());
+        }
+        let mut added = None;
+        memory.export_to(|buffer| {
+            let range = DeviceRange::of(memory, buffer);
+            let registration = self.domain.register_device_memory(range, self.access)?;
+            let of_device = Arc::new(OfDevice::<P> {
+                memory: memory.number(),
+                lkey: registration.lkey(),
+                registration: Mutex::new(Some(registration)),
+            });
+            added = Some(Arc::clone(&of_device));
+            Ok(of_device as Arc<dyn ExportUser>)
+        })?;
+        self.publish(|_, of_devices| of_devices.extend(added));
+        Ok(())
+    }
+
+    /// Removes the registrations of all memory of devices whose number `is_kept` does not select.
+    pub fn retain_device_memory(&self, is_kept: impl Fn(u64) -> bool) {
+        let map = self.map();
+        if map.of_devices.iter().all(|it| is_kept(it.memory)) {
+            return;
+        }
+        self.publish(|_, of_devices| of_devices.retain(|it| is_kept(it.memory)));
+        for removed in map.of_devices.iter().filter(|it| !is_kept(it.memory)) {
+            // Maps of reactors may still have it.
+            removed.end_access();
+        }
     }
 
     /// Removes a region. Its registrations end when the last map that contains them is dropped.
     pub fn detach_region(&self, region: &Region) {
         let start = region.base_address();
         let inside = start..start + region.len();
-        self.publish(|registrations| {
+        self.publish(|registrations, _| {
             registrations.retain(|registration| !inside.contains(&registration.address()));
         });
     }
@@ -106,16 +149,21 @@ impl<P: Provider> DomainMemory<P> {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn publish(&self, change: impl FnOnce(&mut Vec<Arc<P::Registration>>)) {
+    fn publish(
+        &self,
+        change: impl FnOnce(&mut Vec<Arc<P::Registration>>, &mut Vec<Arc<OfDevice<P>>>),
+    ) {
         let mut published = self.published();
         let mut registrations = published.registrations.clone();
-        change(&mut registrations);
+        let mut of_devices = published.of_devices.clone();
+        change(&mut registrations, &mut of_devices);
         registrations.sort_by_key(|registration| registration.address());
         let version = published.version + 1;
         *published = Arc::new(MemoryMap {
             version,
             pieces: registrations.iter().map(|one| Piece::of(&**one)).collect(),
             registrations,
+            of_devices,
         });
         self.version.store(version, Ordering::Release);
     }
@@ -182,6 +230,25 @@ impl Piece {
     #[inline]
     fn has(&self, address: usize, len: usize) -> bool {
         address >= self.start && address <= self.end && len <= self.end - address
+    }
+}
+
+/// The registration of a memory of another device. It ends with the memory, whatever maps have it.
+#[derive(Debug)]
+struct OfDevice<P: Provider> {
+    /// The memory's number.
+    memory: u64,
+    lkey: u32,
+    registration: Mutex<Option<P::Registration>>,
+}
+
+impl<P: Provider> ExportUser for OfDevice<P> {
+    fn end_access(&self) {
+        let mut registration = self
+            .registration
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        drop(registration.take());
     }
 }
 
@@ -287,9 +354,39 @@ pub struct MemoryMap<P: Provider> {
     pieces: Vec<Piece>,
     version: u64,
     registrations: Vec<Arc<P::Registration>>,
+    of_devices: Vec<Arc<OfDevice<P>>>,
 }
 
 impl<P: Provider> MemoryMap<P> {
+    /// The local key of a memory of another device, if it was registered. It is valid until that
+    /// memory ends.
+    #[inline]
+    #[must_use]
+    pub fn device_key(&self, memory: &hugemem::DeviceMemory) -> Option<u32> {
+        let mut all = self.of_devices.iter();
+        let found = all.find(|it| it.memory == memory.number())?;
+        Some(found.lkey)
+    }
+
+    /// A part of memory of another device for a local work request: of at most `bytes` bytes from
+    /// `offset` on, as many as are in the same slice. `None` unless a request of a neighbour is in
+    /// flight there, which has to last as long as the work request.
+    #[must_use]
+    pub fn piece_in_device(
+        &self,
+        key: u32,
+        lease: &DeviceLease,
+        offset: usize,
+        bytes: u32,
+    ) -> Option<Sge> {
+        let (address, behind) = lease.address_for_neighbour(offset)?;
+        Some(Sge {
+            address,
+            length: bytes.min(u32::try_from(behind).unwrap_or(u32::MAX)),
+            lkey: key,
+        })
+    }
+
     /// The version of [`DomainMemory`] that this map is of.
     #[inline]
     #[must_use]

@@ -267,7 +267,7 @@ impl Scrape {
         self.copies(out)
     }
 
-    /// The ways of the copies that hosts requested, by destination.
+    /// The ways of the copies that hosts requested, by destination, and of their reads and writes.
     fn copies(&self, out: &mut Families<'_, '_>) -> fmt::Result {
         let by = |key: &'static str, counts: fn(&DeviceStatus) -> &BTreeMap<String, u64>| {
             let devices = self.status.devices.iter();
@@ -284,7 +284,15 @@ impl Scrape {
         let help = "Copies of hosts to a device that took the way through memory of the machine \
                     although another one is allowed, by reason.";
         let samples = by("reason", |one| &one.copies_on_host_path);
-        out.counter("device_copies_on_host_path", help, samples)
+        out.counter("device_copies_on_host_path", help, samples)?;
+        let help = "Large reads and writes of hosts through memory of the device itself, their bytes, \
+                    and how many failed.";
+        let samples = by("count", |one| &one.transfers);
+        out.counter("device_transfers", help, samples)?;
+        let help = "Reads and writes of hosts that took the way through memory of the machine although \
+                    that of the device is allowed, by reason.";
+        let samples = by("reason", |one| &one.transfers_on_host_path);
+        out.counter("device_transfers_on_host_path", help, samples)
     }
 
     fn exports(&self, out: &mut Families<'_, '_>) -> fmt::Result {

@@ -2,7 +2,7 @@
 //! which devices are damaged, and which ANA groups hosts cannot access. Without an appliance, the
 //! states in the configuration are checked.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use appliance_config::{Config, ControlSocket};
@@ -10,8 +10,8 @@ use appliance_config::{Config, ControlSocket};
 use super::Finding;
 use crate::client::{Client, SocketArguments};
 use crate::observe::model::{
-    self, AnaStatus, AnaWord, BUFFER_WAIT_MAX_NS, DeviceStatus, MemoryStatus, Status,
-    TransportTotals,
+    self, AnaStatus, AnaWord, BUFFER_WAIT_MAX_NS, DeviceStatus, DriveMemoryStatus, MemoryStatus,
+    Status, TransportTotals,
 };
 use crate::observe::status;
 use crate::operator_states::OperatorStates;
@@ -109,28 +109,47 @@ fn data_path_of(device: &DeviceStatus) -> Option<Finding> {
                    and no ACS redirection between the drives that the platform forbids";
         return Some(Finding::slow("running", text, fix));
     }
+    let text = ways_of_data(device, memory);
+    if memory.cards > 0 || memory.not_registered.is_empty() {
+        return Some(Finding::fine("running", text));
+    }
+    let why = memory.not_registered.join("; ");
+    let text = format!("{text}. No network card has registered that memory ({why})");
+    let fix = "for NVMe/RDMA: Linux 6.19 or later with VFIO, which exports the memory as a dma-buf, and a \
+               network card whose driver registers dma-bufs (not soft RoCE), without ACS redirection \
+               between it and the drive; else none is needed";
+    Some(Finding::slow("running", text, fix))
+}
+
+/// What went through the memory of a device's drive, and what did not.
+fn ways_of_data(device: &DeviceStatus, memory: &DriveMemoryStatus) -> String {
+    let name = &device.name;
     let count = |path: &str| device.copies.get(path).copied().unwrap_or(0);
-    let reasons = device
-        .copies_on_host_path
-        .iter()
-        .filter(|(_, count)| **count > 0);
-    let reasons: Vec<String> = reasons
-        .map(|(word, count)| format!("{word} {count}"))
-        .collect();
-    let reasons = match reasons.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", reasons.join(", ")),
+    let transfers = |what: &str| device.transfers.get(what).copied().unwrap_or(0);
+    let reasons = |all: &BTreeMap<String, u64>| {
+        let counted = all.iter().filter(|(_, count)| **count > 0);
+        let counted = counted.map(|(word, count)| format!("{word} {count}"));
+        let counted: Vec<String> = counted.collect();
+        match counted.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", counted.join(", ")),
+        }
     };
-    let text = format!(
+    format!(
         "device {name}: {} slices of {} in the memory of its drive, {} lost; {} copies went through \
-         memory of drives, {} through `memory`{reasons}",
+         memory of drives, {} through `memory`{}; {} reads and {} writes of NVMe/RDMA went through it, \
+         of which {} failed, and others through `memory`{}",
         memory.slices,
         quantity::bytes(memory.slice_bytes),
         memory.lost,
         count("drive_memory"),
         count("host"),
-    );
-    Some(Finding::fine("running", text))
+        reasons(&device.copies_on_host_path),
+        transfers("reads"),
+        transfers("writes"),
+        transfers("failed"),
+        reasons(&device.transfers_on_host_path),
+    )
 }
 
 /// A finding for each ANA group that hosts can access at no listener of its export. That is normal
@@ -194,7 +213,7 @@ mod tests {
                 "temperature_celsius": null, "available_spare_percent": null,
                 "used_percent": null, "warnings": [], "totals": {}, "latency": null,
                 "drive": null, "data_path": null, "drive_memory": null, "copies": {{}},
-                "copies_on_host_path": {{}}}}"#,
+                "copies_on_host_path": {{}}, "transfers": {{}}, "transfers_on_host_path": {{}}}}"#,
                 serde_json::to_string(&Totals::default()).expect("numbers"),
             );
             serde_json::from_str::<DeviceStatus>(&text).expect("a device")
@@ -223,7 +242,9 @@ mod tests {
                 "available_spare_percent": null, "used_percent": null, "warnings": [],
                 "totals": {}, "latency": null, "drive": null, "data_path": {path},
                 "drive_memory": {memory}, "copies": {{"host": 2, "drive_memory": 5}},
-                "copies_on_host_path": {{"exhausted": 2, "busy": 0}}}}"#,
+                "copies_on_host_path": {{"exhausted": 2, "busy": 0}},
+                "transfers": {{"reads": 11, "writes": 4, "bytes": 9, "failed": 1}},
+                "transfers_on_host_path": {{"small": 3, "suspended": 0}}}}"#,
                 serde_json::to_string(&Totals::default()).expect("numbers"),
             );
             let device = serde_json::from_str::<DeviceStatus>(&text).expect("a device");
@@ -232,9 +253,13 @@ mod tests {
         let memory = |not_shared: &str| {
             format!(
                 r#"{{"slice_bytes": 262144, "slices": 60, "taken": 0, "leases": 7, "exhausted": 2,
-                "lost": 1, "not_shared": {not_shared}}}"#
+                "lost": 1, "not_shared": {not_shared}, "cards": 1, "not_registered": []}}"#
             )
         };
+        let unregistered = memory("null").replace(
+            r#""cards": 1, "not_registered": []"#,
+            r#""cards": 0, "not_registered": ["rxe0: it registers no dma-buf"]"#,
+        );
         assert!(finding("null", "null").is_none());
         assert!(finding(r#""host""#, &memory("null")).is_none());
         for (memory, verdict, parts) in [
@@ -245,6 +270,15 @@ mod tests {
                 vec!["because the kernel does not map it"],
             ),
             (
+                unregistered,
+                Verdict::Slow,
+                vec![
+                    "no network card",
+                    "rxe0: it registers no dma-buf",
+                    "5 copies",
+                ],
+            ),
+            (
                 memory("null"),
                 Verdict::Fine,
                 vec![
@@ -252,6 +286,9 @@ mod tests {
                     "1 lost",
                     "5 copies",
                     "2 through `memory` (exhausted 2)",
+                    "11 reads and 4 writes",
+                    "of which 1 failed",
+                    "(small 3)",
                 ],
             ),
         ] {

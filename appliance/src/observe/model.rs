@@ -308,6 +308,10 @@ measured! {
         /// Copies of hosts to it that took or continued on the way through `memory` although
         /// `data_path` allows another one, by reason.
         copies_on_host_path: BTreeMap<String, u64> = input.copies_on_host_path();
+        /// `reads` and `writes` of hosts through its own memory, their `bytes`, and how many `failed`.
+        transfers: BTreeMap<String, u64> = input.transfers();
+        /// Its other reads and writes although `data_path` allows that memory, by reason.
+        transfers_on_host_path: BTreeMap<String, u64> = input.transfers_on_host_path();
     }
 }
 

@@ -11,7 +11,7 @@ use files_server::ShareCounters;
 use hugemem::{ArenaCounters, DeviceMemory};
 use nvme_target::{
     CopyTotals, DeviceIndex, KeyUse, PaceSnapshot, RateLimitSnapshot, TargetLatency,
-    TargetSnapshot, TargetStatuses,
+    TargetSnapshot, TargetStatuses, TransferTotals,
 };
 use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
@@ -185,6 +185,8 @@ pub(crate) struct DeviceSample {
     pub(crate) memory: Option<Arc<DeviceMemory>>,
     /// The ways of the copies to it.
     pub(crate) copies: CopyTotals,
+    /// The ways of its reads and writes.
+    pub(crate) transfers: TransferTotals,
 }
 
 impl Observation {
@@ -475,6 +477,7 @@ fn devices(sources: &Sources) -> Vec<DeviceSample> {
                 drive: drive.map(|drive| drive.counters().into_iter().collect()),
                 memory: device.device_memory(),
                 copies: sources.target.copy_totals(place),
+                transfers: sources.target.transfer_totals(place),
             }
         })
         .collect()

@@ -7,7 +7,7 @@ use appliance_config::{Backing, Config, Device, Export, Key, Listener, Name};
 use block::{Damage, Health, HealthState, HealthWarnings};
 use nvme_target::{
     ControllerSnapshot, ControllerState, HostPathReason, IoTotals, QueueAuthentication,
-    QueueChannel, Stage, StatusCounts,
+    QueueChannel, Stage, StatusCounts, TransferReason,
 };
 use reactors::Nanos;
 
@@ -469,6 +469,25 @@ impl DeviceInput<'_> {
         let copies = self.seen.map(|seen| seen.copies).unwrap_or_default();
         let reasons = HostPathReason::WORDS;
         let reasons = reasons.map(|(reason, word)| (word.to_owned(), copies.reason(reason)));
+        reasons.into()
+    }
+
+    pub(crate) fn transfers(&self) -> BTreeMap<String, u64> {
+        let transfers = self.seen.map(|seen| seen.transfers).unwrap_or_default();
+        let counts = [
+            ("reads", transfers.reads),
+            ("writes", transfers.writes),
+            ("bytes", transfers.bytes),
+            ("failed", transfers.failed),
+        ];
+        let counts = counts.map(|(name, count)| (name.to_owned(), count));
+        counts.into()
+    }
+
+    pub(crate) fn transfers_on_host_path(&self) -> BTreeMap<String, u64> {
+        let transfers = self.seen.map(|seen| seen.transfers).unwrap_or_default();
+        let reasons = TransferReason::WORDS;
+        let reasons = reasons.map(|(reason, word)| (word.to_owned(), transfers.reason(reason)));
         reasons.into()
     }
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use appliance_config::{Config, Listener, Transport as TransportName};
-use hugemem::Region;
+use hugemem::{DeviceMemory, Region};
 use nvme_rdma::{
     ConnectionSet, Domains, ListenAddress, Listeners, Message, PortMessage, PortSettings,
     RdmaConfig, RdmaCounters, RdmaTransport, SetParts, queue_depth_max,
@@ -619,6 +619,19 @@ impl<P: Provider> Listening for Rdma<P> {
                 tracing::info!("no RDMA listener is left: the memory is no longer registered");
             }
             Err(error) => tracing::error!("memory is still registered: {error}"),
+        }
+    }
+
+    fn use_device_memory(&self, memory: &[Arc<DeviceMemory>], event_loop: &mut dyn EventLoop) {
+        if self.serving().is_none() || !self.domains.lacks_device_memory(memory) {
+            return;
+        }
+        let set = || {
+            self.domains.set_device_memory(memory.to_vec());
+            Ok(())
+        };
+        if let Err(error) = aside(event_loop, set) {
+            tracing::error!("memory of drives is not registered: {error}");
         }
     }
 

@@ -3,6 +3,7 @@
 
 mod access;
 mod accounts;
+mod drive_memory;
 mod handing_over;
 mod listening;
 mod opening;
@@ -25,8 +26,8 @@ use nvme_rdma::{
     ConnectionSet as RdmaSet, Domains, Listeners, RdmaConfig, RdmaCounters, RdmaTransport, SetParts,
 };
 use nvme_target::{
-    ControllerKind, ControllerSnapshot, ControllerState, CoreCounters, CoreLimits, DeviceIndex,
-    PaceSnapshot, PortId, Target, TargetCore,
+    ControllerKind, ControllerSnapshot, ControllerState, CoreLimits, DeviceIndex, PaceSnapshot,
+    PortId, Target, TargetCore,
 };
 use nvme_tcp::{ConnectionAudit, ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
 use rdma::Provider;
@@ -74,6 +75,8 @@ pub struct Appliance {
     tcp_listening: Arc<TcpListening>,
     /// The NVMe/RDMA transport of each reactor, if there is one.
     rdma: Vec<Rc<RefCell<RdmaTransport<Fake>>>>,
+    /// The RDMA devices, which register memory of drives.
+    domains: Option<Arc<Domains<Fake>>>,
     /// The control thread's state; `None` while a configuration change uses it.
     control: Option<Control>,
     ana_operator: AnaOperator,
@@ -184,6 +187,7 @@ impl Appliance {
                 reactor.register(poller).map_err(|error| text(&error))?;
             }
         }
+        let domains = rdma.as_ref().map(|it| Arc::clone(&it.domains));
         let tcp_listening = Arc::new(tcp.listening);
         let mut transports: Vec<Arc<dyn Listening>> = vec![Arc::clone(&tcp_listening) as _];
         transports.extend(rdma.map(Rdma::listening));
@@ -201,6 +205,7 @@ impl Appliance {
             tcp: watched,
             tcp_listening,
             rdma: rdma_watched,
+            domains,
             drives,
             placement,
             sent_settings: settings,
@@ -216,6 +221,7 @@ impl Appliance {
         for drive in &self.drives {
             drive.advance_to(self.time.now());
         }
+        self.register_drive_memory();
         // The thread of the exponentiations computes one in the time of a turn.
         self.target.run_exponentiation();
         let progress = self.simulation.round();
@@ -395,17 +401,6 @@ impl Appliance {
     pub fn stale_completions(&self) -> u64 {
         let cores = (0..self.target.reactors()).filter_map(|it| self.target.core_counters(it));
         cores.map(|core| core.stale_completions.get()).sum()
-    }
-
-    /// Copies whose data was in memory of drives.
-    #[must_use]
-    pub fn copies_in_drives(&self) -> u64 {
-        let cores = (0..self.target.reactors()).filter_map(|it| self.target.core_counters(it));
-        let of_core = |core: Arc<CoreCounters>| -> u64 {
-            let devices = core.copies.iter();
-            devices.map(|copies| copies.device_memory.get()).sum()
-        };
-        cores.map(of_core).sum()
     }
 
     /// The states of the drives.
@@ -668,7 +663,9 @@ fn core(
         queues_max: swarm.limits.connections.max(CONNECTIONS_MAX) + CONNECTIONS_MAX,
         executions_max: swarm.limits.executions,
     };
-    Ok(TargetCore::new(Arc::clone(target), index, devices, limits))
+    let mut core = TargetCore::new(Arc::clone(target), index, devices, limits);
+    core.set_device_transfer_bytes_min(swarm.rdma.device_transfer_bytes_min);
+    Ok(core)
 }
 
 /// The parts from which the reactors' NVMe/RDMA transports are created.

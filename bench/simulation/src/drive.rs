@@ -475,7 +475,13 @@ impl Opened {
     }
 }
 
-/// How the data of copies takes its way: every other drive allows its memory, if it has any.
+/// Whether data may be in the memory of a drive.
+#[must_use]
+pub fn allows_memory(number: usize) -> bool {
+    data_path(number) == DataPath::DeviceMemory
+}
+
+/// How the data of copies, reads and writes takes its way: every other drive allows its memory, if it has any.
 fn data_path(number: usize) -> DataPath {
     match number % 2 {
         0 => DataPath::DeviceMemory,

@@ -39,6 +39,7 @@ impl RdmaNetwork {
         let machine = |name: &str, address| {
             let mut config = DeviceConfig::new(name, address);
             config.inline_bytes = behaviour.inline_bytes;
+            config.registers_device_memory = behaviour.registers_device_memory;
             config.limits.reads_incoming = behaviour.reads;
             config.limits.reads_outgoing = behaviour.reads;
             fabric.machine(&[config]).expect("descriptors")

@@ -60,6 +60,10 @@ pub struct RdmaBehaviour {
     pub reads: u8,
     /// Receives in the receive queue that the connections of one reactor share.
     pub receives: u32,
+    /// Whether the appliance's network card registers memory of drives.
+    pub registers_device_memory: bool,
+    /// The smallest read or write whose data goes through memory of its drive, in bytes.
+    pub device_transfer_bytes_min: u32,
 }
 
 /// Limits on the total resources of all hosts.
@@ -653,6 +657,8 @@ fn rdma_behaviour(seed: u64) -> RdmaBehaviour {
         inline_bytes: random.pick(&[0, 128]),
         reads: random.pick(&[1, 2, 3, 4, 16]),
         receives: random.pick(&[4, 16, 64]),
+        registers_device_memory: random.permille(900),
+        device_transfer_bytes_min: random.pick(&[512, 4096, 16 << 10]),
     }
 }
 

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use hugemem::AddressSpace;
+use hugemem::{AddressSpace, DmaBuf};
 
 /// A PCI NVMe function that this program owns. Shared by all reactors.
 pub trait DeviceBacking: Send + Sync {
@@ -89,6 +89,17 @@ pub trait DeviceBacking: Send + Sync {
     /// addresses, so that they are not used again.
     fn unshare_memory(&self, is_unused: bool) {
         let _ = is_unused;
+    }
+
+    /// A descriptor of the `part` of BAR `bar`, an offset and a length in bytes, for devices outside of
+    /// the address space: a dma-buf. The driver revokes what was registered with it before it stops
+    /// the function.
+    ///
+    /// # Errors
+    /// The backing has none, or the kernel refused.
+    fn export_memory(&self, bar: u8, part: (u64, u64)) -> io::Result<DmaBuf> {
+        let _ = (bar, part);
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Allows the function to access memory, or prevents it. After `Ok` for `false`, the function

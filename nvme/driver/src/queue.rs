@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{
-    CompletionBatch, DataPath, DeviceError, DeviceQueue, Drain, Geometry, QueueCounters, Refusal,
-    Request, SharedQueues,
+    AtomicWrites, CompletionBatch, DataPath, DeviceError, DeviceQueue, Drain, Geometry,
+    QueueCounters, Refusal, Request, SharedQueues,
 };
 
 use hugemem::{DeviceLease, DeviceMemory};
@@ -81,6 +81,11 @@ impl DeviceQueue for NamespaceQueue {
 
     fn data_path(&self) -> DataPath {
         self.data_path
+    }
+
+    fn may_split(&self, blocks: u32) -> bool {
+        // Longer ones are split anyway.
+        blocks > self.namespace_limits.part_blocks || self.geometry.atomic == AtomicWrites::BLOCK
     }
 
     fn blocks_in(&self, memory: &Arc<DeviceMemory>) -> u32 {

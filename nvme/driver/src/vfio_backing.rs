@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use hugemem::{AddressSpace, Arena};
+use hugemem::{AddressSpace, Arena, DmaBuf};
 use vfio::{Bar, Container, Device, PciAddress};
 
 use crate::backing::{ControllerMemory, DeviceBacking};
@@ -112,6 +112,11 @@ impl DeviceBacking for VfioBacking {
 
     fn unshare_memory(&self, is_unused: bool) {
         self.device.unmap_for_neighbours(is_unused);
+    }
+
+    fn export_memory(&self, bar: u8, part: (u64, u64)) -> io::Result<DmaBuf> {
+        let descriptor = self.device.export_bar(bar, part)?;
+        Ok(DmaBuf::new(descriptor, 0))
     }
 
     fn set_bus_master(&self, on: bool) -> io::Result<()> {

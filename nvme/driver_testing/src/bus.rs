@@ -4,12 +4,13 @@
 //! It accesses memory of other drives as far as it is mapped. Rejects other addresses, and all accesses while bus mastering is off.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use hugemem::DmaView;
+use hugemem::{DmaView, PagePolicy, Region, SharedRegion};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{FlockOperation, flock};
 
 use nvme_driver::backing::ControllerMemory;
 
@@ -19,42 +20,52 @@ use super::space::EmulatedSpace;
 const CONTROLLER_MEMORY_BUS_ADDRESS: u64 = 0x40_0000_0000;
 
 /// What is in a buffer that has lost its content.
-const LOST_WORD: u64 = 0xdbdb_dbdb_dbdb_dbdb;
+const LOST: [u8; 4096] = [0xdb; 4096];
 
 /// The controller memory buffer. The host writes it without the controller's lock, like posted
-/// writes.
+/// writes. It is a file, which others may map.
 pub(super) struct Memory {
-    words: Box<[AtomicU64]>,
+    content: SharedRegion,
+    len: usize,
     /// Whether the drive is in its slot.
     is_present: AtomicBool,
 }
 
 impl Memory {
-    pub(super) fn new(bytes: usize) -> Arc<Self> {
-        let words = (0..bytes / 8).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(Self {
-            words,
+    pub(super) fn new(bytes: usize) -> io::Result<Arc<Self>> {
+        let region = Region::map(bytes, PagePolicy::Ordinary).map_err(io::Error::other)?;
+        Ok(Arc::new(Self {
+            content: SharedRegion::new(region)?,
+            len: bytes,
             is_present: AtomicBool::new(true),
-        })
+        }))
+    }
+
+    /// Another descriptor of the file, with a lock that shows whether it is still open.
+    pub(super) fn export(&self) -> io::Result<OwnedFd> {
+        let own = self.content.region().as_fd().as_raw_fd();
+        let path = format!("/proc/self/fd/{own}");
+        let file = std::fs::File::options().read(true).write(true).open(path)?;
+        flock(&file, FlockOperation::NonBlockingLockShared)?;
+        Ok(file.into())
+    }
+
+    /// Whether an exported descriptor is open, or a mapping that was made of it has kept it.
+    pub(super) fn is_exported(&self) -> bool {
+        let own = self.content.region();
+        let is_locked = flock(own, FlockOperation::NonBlockingLockExclusive).is_err();
+        // It has no lock if that failed.
+        let _ = flock(own, FlockOperation::Unlock);
+        is_locked
     }
 
     /// Writes bytes, which is done by the controller only.
     fn write(&self, offset: usize, from: &[u8]) {
-        for (at, byte) in from.iter().enumerate() {
-            let at = offset + at;
-            let word = &self.words[at / 8];
-            let mut bytes = word.load(Ordering::Relaxed).to_le_bytes();
-            bytes[at % 8] = *byte;
-            word.store(u64::from_le_bytes(bytes), Ordering::Release);
-        }
+        self.content.view().write(offset, from);
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
-        for (at, byte) in into.iter_mut().enumerate() {
-            let at = offset + at;
-            let word = self.words[at / 8].load(Ordering::Acquire).to_le_bytes();
-            *byte = word[at % 8];
-        }
+        self.content.view().read(offset, into);
     }
 }
 
@@ -65,15 +76,16 @@ impl Memory {
 
     /// Overwrites everything: a controller that stops loses the content.
     pub(super) fn lose(&self) {
-        for word in &self.words {
-            word.store(LOST_WORD, Ordering::Release);
+        for offset in (0..self.len).step_by(LOST.len()) {
+            let bytes = LOST.len().min(self.len - offset);
+            self.content.view().write(offset, &LOST[..bytes]);
         }
     }
 }
 
 impl ControllerMemory for Memory {
     fn len(&self) -> usize {
-        self.words.len() * 8
+        self.len
     }
 
     fn bus_address(&self) -> u64 {
@@ -85,7 +97,8 @@ impl ControllerMemory for Memory {
             offset.is_multiple_of(8),
             "8 bytes at {offset} of the buffer"
         );
-        self.words[offset / 8].store(u64::from_le(value), Ordering::Release);
+        let words = self.content.view();
+        words.store_words(offset, &[u64::from_le(value)]);
     }
 }
 
@@ -214,10 +227,11 @@ impl Bus {
         space.access(address, len, act)
     }
 
-    /// Whether other drives may access the memory.
+    /// Whether other devices may access the memory.
     pub(super) fn is_shared(&self) -> bool {
         let space = self.space.as_ref();
         space.is_some_and(|(space, number)| space.is_mapped(*number))
+            || self.memory.as_ref().is_some_and(|it| it.is_exported())
     }
 
     /// Reads memory. Returns `None` if there is none, or the controller may not access it.

@@ -44,7 +44,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hugemem::{AddressSpace, DmaView, Region};
+use hugemem::{AddressSpace, DmaBuf, DmaView, Region};
 use reactors::Nanos;
 
 pub use block_testing::When;
@@ -93,9 +93,8 @@ impl EmulatedController {
     /// a power of two of at least 512, a namespace larger than its maximum.
     pub fn new(memory: &Region, options: EmulatedOptions) -> io::Result<Self> {
         check(&options);
-        let buffer = options
-            .controller_memory
-            .map(|memory| Memory::new(memory.bytes));
+        let buffer = options.controller_memory;
+        let buffer = buffer.map(|it| Memory::new(it.bytes)).transpose()?;
         let view = DmaView::of_arena(memory)?;
         let holds_data = options.controller_memory.is_some_and(|it| it.holds_data);
         let buffer = (buffer, holds_data);
@@ -240,6 +239,14 @@ impl DeviceBacking for EmulatedController {
         if let Some((space, number)) = &self.shared.bus.space {
             space.unmap(*number, is_unused);
         }
+    }
+
+    fn export_memory(&self, bar: u8, (offset, len): (u64, u64)) -> io::Result<DmaBuf> {
+        let memory = self.shared.bus.memory().ok_or(io::ErrorKind::NotFound)?;
+        assert_eq!(bar, CONTROLLER_MEMORY_BAR);
+        let offset = offset - CONTROLLER_MEMORY_OFFSET;
+        assert!(offset + len <= memory.len() as u64, "outside of the buffer");
+        Ok(DmaBuf::new(memory.export()?, offset))
     }
 
     fn set_bus_master(&self, on: bool) -> io::Result<()> {

@@ -58,6 +58,17 @@ pub trait Requests<Cx: RequestContext>: Connection {
     fn fetch(&mut self, cx: &mut Cx, slot: u16, work: Work, lease: Lease);
     /// Executes or fails a request whose data has arrived.
     fn fetched(&mut self, cx: &mut Cx, slot: u16, fetch: Self::Fetch);
+    /// Whether the transport moves data between hosts and memory of devices.
+    const ACCESSES_DEVICE_MEMORY: bool = false;
+
+    /// Begins a command whose data may be in memory of its device. Returns it if it has to take the way
+    /// through the arena.
+    #[cold]
+    fn begin_in_device(&mut self, cx: &mut Cx, slot: u16, work: Work) -> Option<Work> {
+        let _ = (cx, slot);
+        Some(work)
+    }
+
     /// Sends, or queues, the response of a completed request.
     fn respond(&mut self, cx: &mut Cx, slot: u16, done: Completed);
 
@@ -175,6 +186,12 @@ pub trait Requests<Cx: RequestContext>: Connection {
     fn begin(&mut self, cx: &mut Cx, slot: u16, mut work: Work) {
         if !work.needs_lease() {
             return self.execute(cx, slot, work, None);
+        }
+        if Self::ACCESSES_DEVICE_MEMORY && cx.core().may_use_device_memory(&work) {
+            match self.begin_in_device(cx, slot, work) {
+                Some(returned) => work = returned,
+                None => return,
+            }
         }
         let waiter = WaiterToken(self.token().with_slot(slot).into_bits());
         let (account, bytes, now) = (self.account(), work.bytes() as usize, cx.now());

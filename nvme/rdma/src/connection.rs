@@ -6,6 +6,7 @@
 
 mod audit;
 mod connecting;
+mod in_device;
 mod requests;
 mod sending;
 
@@ -28,6 +29,7 @@ use crate::slot::{SlotState, SlotTable};
 use crate::token::{CONNECT_SLOT, WORK_GENERATION_MASK, WorkId};
 pub use audit::ConnectionAudit;
 use connecting::Connecting;
+use in_device::DeviceTable;
 
 /// Time for which a flushed queue pair waits for the device's event that its last receive was taken
 /// from the shared queue. On devices that never report it, at most one receive per queue pair is
@@ -148,6 +150,8 @@ pub(crate) struct Connection<P: Provider> {
     work: WorkId,
     /// Index of the registration that contained data last, where the next search starts.
     registration_hint: usize,
+    /// Memory of devices that requests and posted work use.
+    in_device: DeviceTable,
     /// Requests that wait for a read, or have more reads to post.
     waiting_reads: VecDeque<u16>,
     /// Requests whose responses wait for room in the send queue.
@@ -205,6 +209,7 @@ impl<P: Provider> Connection<P> {
                 .with_connection(token.connection())
                 .with_generation((token.generation() & WORK_GENERATION_MASK) as u16),
             registration_hint: 0,
+            in_device: DeviceTable::default(),
             waiting_reads: VecDeque::new(),
             waiting_sends: VecDeque::new(),
             reads_free: reads,
@@ -355,6 +360,7 @@ impl<P: Provider> Connection<P> {
             }
             match kind {
                 PostedKind::Response => {}
+                PostedKind::ResponseInDevice { place } => self.in_device.end_post(place),
                 PostedKind::Read { slot, requests } => self.read_done(cx, slot, requests),
                 PostedKind::Connect => self.connect_data_read(cx),
             }
@@ -487,6 +493,7 @@ impl<P: Provider> Connection<P> {
         match QueueDestroyed::queue_pair(&mut self.queue_pair) {
             Ok(proof) => {
                 self.sends.queue_destroyed(&proof);
+                self.in_device.queue_destroyed(&proof);
                 self.end_reads(&proof);
                 self.connecting.queue_destroyed(&proof);
                 Ok(())
@@ -579,6 +586,7 @@ impl<P: Provider> Connection<P> {
         if discards_responses {
             self.waiting_sends.clear();
         }
+        self.in_device.abandon(&mut self.slots);
     }
 
     /// The queue pair was destroyed, so no read is outstanding.

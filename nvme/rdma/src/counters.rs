@@ -44,6 +44,12 @@ nvme_fabrics::transport_counters! {
         bytes_read,
         /// Bytes written to host memory, from where they lay.
         bytes_written,
+        /// Bytes read from host memory into memory of drives.
+        bytes_into_devices,
+        /// Bytes written to host memory from memory of drives.
+        bytes_from_devices,
+        /// Requests that failed because a drive was reset before its memory was accessed.
+        device_memory_lost,
         /// Bytes that came in capsules, straight into leases.
         bytes_in_capsule,
         /// Bytes of data that were copied: of capsules whose data does not begin at offset 0.

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hugemem::Region;
+use hugemem::{DeviceMemory, NotExported, Region};
 use rdma::{Access, Device, DeviceIndex, DomainMemory, Error, Provider};
 
 use crate::plan::{SharedQueues, Unfit};
@@ -53,6 +53,50 @@ struct Table<P: Provider> {
     entries: Vec<Entry<P>>,
     /// Names of devices that failed or were removed and have not returned.
     lost: BTreeSet<String>,
+    /// Memory of drives, which every device is to register.
+    device_memory: Vec<Arc<DeviceMemory>>,
+}
+
+impl<P: Provider> Table<P> {
+    /// Registers the memory of drives with every device, and ends registrations of memory that has
+    /// ended.
+    fn register_device_memory(&mut self) {
+        self.device_memory.retain(|it| !it.has_ended());
+        for entry in &self.entries {
+            let all = &self.device_memory;
+            let is_wanted = |number| all.iter().any(|it| it.number() == number);
+            entry.memory.retain_device_memory(is_wanted);
+        }
+        for memory in &self.device_memory {
+            let registered = self.entries.iter().map(|entry| {
+                let name = entry.device.name();
+                let refusal = entry.memory.attach_device_memory(memory).err()?;
+                refusal_of(&refusal).map(|why| format!("{name}: {why}"))
+            });
+            let refusals: Vec<String> = registered.flatten().collect();
+            let is_new = memory.export_refusals() != refusals;
+            if is_new && !refusals.is_empty() {
+                tracing::warn!(
+                    "memory of a drive is not registered, so that hosts' data goes through the \
+                     arena: {}",
+                    refusals.join("; ")
+                );
+            }
+            memory.set_export_refusals(refusals);
+        }
+    }
+}
+
+/// Why a device has not registered a memory; `None` if the memory has ended.
+fn refusal_of(refusal: &NotExported<Error>) -> Option<String> {
+    match refusal {
+        NotExported::Ended => None,
+        NotExported::Refused(why) => Some(why.clone()),
+        NotExported::Failed(error) => Some(match std::error::Error::source(error) {
+            Some(cause) => format!("{error}: {cause}"),
+            None => error.to_string(),
+        }),
+    }
 }
 
 impl<P: Provider> Default for Domains<P> {
@@ -69,6 +113,7 @@ impl<P: Provider> Domains<P> {
             table: Mutex::new(Table {
                 entries: Vec::new(),
                 lost: BTreeSet::new(),
+                device_memory: Vec::new(),
             }),
         }
     }
@@ -95,7 +140,25 @@ impl<P: Provider> Domains<P> {
             .retain(|other| other.device.index() != device.index());
         table.entries.push(entry);
         table.lost.remove(device.name());
+        table.register_device_memory();
         Ok(())
+    }
+
+    /// Sets the memory of drives that every device is to register for large reads and writes, in place
+    /// of what was set before. A memory that has ended is registered no more. Control path: it blocks
+    /// while memory is registered.
+    pub fn set_device_memory(&self, memory: Vec<Arc<DeviceMemory>>) {
+        let mut table = self.table();
+        table.device_memory = memory;
+        table.register_device_memory();
+    }
+
+    /// Whether [`set_device_memory`](Self::set_device_memory) with this memory would change something.
+    #[must_use]
+    pub fn lacks_device_memory(&self, memory: &[Arc<DeviceMemory>]) -> bool {
+        let table = self.table();
+        let set = table.device_memory.iter().map(|it| it.number());
+        !set.eq(memory.iter().map(|it| it.number()))
     }
 
     /// Registers more memory with every device. Skips a device that was removed and is not yet

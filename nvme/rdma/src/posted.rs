@@ -53,6 +53,14 @@ impl ReadBuffer {
         }
     }
 
+    /// No lease: the data is read into memory of a device.
+    pub(crate) fn without_lease() -> Self {
+        Self {
+            lease: None,
+            outstanding: 0,
+        }
+    }
+
     /// The memory for reads.
     pub(crate) fn memory(&self) -> Option<&DmaLease<TargetDma>> {
         self.lease.as_ref()
@@ -176,6 +184,11 @@ struct Posted {
 pub(crate) enum PostedKind {
     /// Writes data to the host and sends the response.
     Response,
+    /// The same with data in memory of a device.
+    ResponseInDevice {
+        /// The place of that memory in the connection's table.
+        place: u8,
+    },
     /// Reads data of the host into the lease of a slot.
     Read {
         /// The slot.
@@ -351,7 +364,9 @@ mod tests {
         std::iter::from_fn(|| queue.end_next(sequence, last))
             .map(|kind| match kind {
                 PostedKind::Read { slot, .. } => slot,
-                PostedKind::Response | PostedKind::Connect => unreachable!(),
+                PostedKind::Response
+                | PostedKind::ResponseInDevice { .. }
+                | PostedKind::Connect => unreachable!(),
             })
             .collect()
     }

@@ -22,6 +22,8 @@ pub(crate) type SlotTable = nvme_fabrics::SlotTable<Fetch, Response>;
 pub(crate) struct Fetch {
     pub(crate) work: Work,
     pub(crate) buffer: ReadBuffer,
+    /// Whether the data is read into memory of a device, which the connection has.
+    pub(crate) is_in_device: bool,
     /// Blocks of host memory whose reads are posted.
     pub(crate) blocks: u8,
     /// Bytes of these blocks.
@@ -34,6 +36,18 @@ impl Fetch {
         Self {
             work,
             buffer: ReadBuffer::new(lease),
+            is_in_device: false,
+            blocks: 0,
+            posted_bytes: 0,
+        }
+    }
+
+    /// The same for a fetch into memory of a device.
+    pub(crate) fn in_device(work: Work) -> Self {
+        Self {
+            work,
+            buffer: ReadBuffer::without_lease(),
+            is_in_device: true,
             blocks: 0,
             posted_bytes: 0,
         }
@@ -50,7 +64,8 @@ impl Fetch {
 #[derive(Debug)]
 pub(crate) struct Response {
     pub(crate) capsule: Cqe,
-    /// `data[..bytes]` is written to the host's memory before the response is sent.
+    /// `data[..bytes]` is written to the host's memory before the response is sent. Without data, it is
+    /// in memory of a device, which the connection has.
     pub(crate) data: Option<Data>,
     pub(crate) bytes: u32,
     pub(crate) timing: Timing,

@@ -2,9 +2,11 @@
 
 mod copies;
 mod handover;
+mod transfers;
 
 pub use copies::{CopyCounters, CopyTotals, HostPathReason};
 pub use reactors::Counter;
+pub use transfers::{TransferCounters, TransferReason, TransferTotals};
 
 use crate::stages::Histograms;
 use crate::statuses::StatusTable;
@@ -143,6 +145,8 @@ pub struct CoreCounters {
     pub devices: Box<[IoCounters]>,
     /// By device index.
     pub copies: Box<[CopyCounters]>,
+    /// By device index.
+    pub transfers: Box<[TransferCounters]>,
     /// Errors of commands that belong to no subsystem.
     pub(crate) statuses: StatusTable,
     /// Time that commands spend in each device.
@@ -156,6 +160,7 @@ impl CoreCounters {
         Self {
             devices: (0..devices).map(|_| IoCounters::default()).collect(),
             copies: (0..devices).map(|_| CopyCounters::default()).collect(),
+            transfers: (0..devices).map(|_| TransferCounters::default()).collect(),
             device_latency: (0..devices).map(|_| Histograms::default()).collect(),
             queue_slots: (0..queues).map(|_| IoCounters::default()).collect(),
             ..Self::default()

@@ -389,7 +389,9 @@ impl WorkKind {
             Self::Io(io) => match io.operation {
                 IoOperation::Read
                 | IoOperation::DurableRead
+                | IoOperation::ReadInDevice
                 | IoOperation::Write { .. }
+                | IoOperation::WriteInDevice { .. }
                 | IoOperation::Compare
                 | IoOperation::Fused(_) => true,
                 IoOperation::Verify { .. }

@@ -52,6 +52,12 @@ pub(crate) enum IoOperation {
     Write {
         fua: bool,
     },
+    /// A read whose data stays in memory of its device, from where the transport moves it.
+    ReadInDevice,
+    /// A write whose data the transport has moved into memory of its device.
+    WriteInDevice {
+        fua: bool,
+    },
     Compare,
     /// A part of a Compare and Write.
     Fused(FusedPart),
@@ -94,10 +100,12 @@ impl IoOperation {
         match self {
             Self::Read
             | Self::DurableRead
+            | Self::ReadInDevice
             | Self::Compare
             | Self::Fused(FusedPart::Compare)
             | Self::Verify { .. } => Some(AccessKind::Read),
             Self::Write { .. }
+            | Self::WriteInDevice { .. }
             | Self::Fused(FusedPart::Write { .. })
             | Self::Flush
             | Self::FlushAll
@@ -113,12 +121,14 @@ impl IoOperation {
     pub(crate) fn changes_medium(self) -> bool {
         match self {
             Self::Write { .. }
+            | Self::WriteInDevice { .. }
             | Self::Fused(FusedPart::Write { .. })
             | Self::WriteZeroes { .. }
             | Self::Copy { .. }
             | Self::Deallocate { .. } => true,
             Self::Read
             | Self::DurableRead
+            | Self::ReadInDevice
             | Self::Compare
             | Self::Fused(FusedPart::Compare)
             | Self::Verify { .. }
@@ -139,6 +149,8 @@ impl IoOperation {
             | Self::WriteZeroes { .. } => true,
             Self::Verify { durable } => !durable,
             Self::DurableRead
+            | Self::ReadInDevice
+            | Self::WriteInDevice { .. }
             | Self::Fused(_)
             | Self::FlushAll
             | Self::Deallocate { .. }
@@ -150,14 +162,22 @@ impl IoOperation {
     /// Whether data goes to the host.
     #[inline]
     pub(crate) fn is_read(self) -> bool {
-        matches!(self, Self::Read | Self::DurableRead)
+        matches!(self, Self::Read | Self::DurableRead | Self::ReadInDevice)
+    }
+
+    /// Whether its data is in memory of its device.
+    #[inline]
+    pub(crate) fn is_in_device(self) -> bool {
+        matches!(self, Self::ReadInDevice | Self::WriteInDevice { .. })
     }
 
     /// The command's opcode.
     pub(crate) fn opcode(self) -> IoOpcode {
         match self {
-            Self::Read | Self::DurableRead => IoOpcode::READ,
-            Self::Write { .. } | Self::Fused(FusedPart::Write { .. }) => IoOpcode::WRITE,
+            Self::Read | Self::DurableRead | Self::ReadInDevice => IoOpcode::READ,
+            Self::Write { .. }
+            | Self::WriteInDevice { .. }
+            | Self::Fused(FusedPart::Write { .. }) => IoOpcode::WRITE,
             Self::Compare | Self::Fused(FusedPart::Compare) => IoOpcode::COMPARE,
             Self::Verify { .. } => IoOpcode::VERIFY,
             Self::Flush | Self::FlushAll => IoOpcode::FLUSH,

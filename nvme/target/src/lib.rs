@@ -67,6 +67,7 @@ pub use controller::ControllerKind;
 pub use controller::state::ControllerState;
 pub use counters::{
     CopyCounters, CopyTotals, CoreCounters, Counter, HostPathReason, IoCounters, IoTotals,
+    TransferCounters, TransferReason, TransferTotals,
 };
 pub use eviction::{EvictedAssociations, HostName};
 pub use generated_keys::{GENERATED_KEYS_MAX, GeneratedKeys, Generation};
@@ -91,5 +92,6 @@ pub use status::from_device as device_status;
 pub use statuses::{STATUSES_MAX, StatusCounts, TargetStatuses};
 pub use target::Target;
 pub use target_core::{
-    CoreAudit, CoreDrain, InlineTiming, Outstanding, Released, TargetCore, Timing,
+    CoreAudit, CoreDrain, DEVICE_PIECES_MAX, DEVICE_TRANSFER_BYTES_MIN, InlineTiming, Outstanding,
+    Released, TargetCore, Timing,
 };

@@ -33,12 +33,14 @@ mod slots;
 mod throttle;
 mod timers;
 mod timing;
+mod transfers;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{ClientId, DeviceSet};
+use hugemem::DeviceLease;
 use nvme_spec::log::{ErrorEntry, ParameterErrorLocation};
 use nvme_spec::{Cqe, Sqe, Status, U16, U32, U64};
 use reactors::Nanos;
@@ -72,9 +74,15 @@ use throttle::Throttle;
 use timers::ControllerTimers;
 use timing::SentResponses;
 pub use timing::{InlineTiming, Timing};
+use transfers::Transfers;
+pub use transfers::{DEVICE_PIECES_MAX, DEVICE_TRANSFER_BYTES_MIN};
 
 /// Most transports on one reactor.
 const TRANSPORTS_MAX: usize = 8;
+
+/// Most completed reads of one transport whose data is in memory of devices and which it has not
+/// taken, and most requests with pieces that are not submitted.
+const TRANSFERS_MAX: usize = 256;
 
 /// Interval at which the queues' allowances of logged errors are refilled.
 const LOG_REFILL_INTERVAL: Nanos = Nanos::from_millis(100);
@@ -84,6 +92,8 @@ struct Inbox {
     kind: TransportKind,
     completions: VecDeque<(QueueId, Completed)>,
     closes: VecDeque<Close>,
+    /// Memory with the data of completed reads, in the order of their completions, with their tags.
+    read_memory: VecDeque<(u64, DeviceLease)>,
     receive: ReceiveState,
 }
 
@@ -153,6 +163,7 @@ pub struct TargetCore {
     phase: Phase,
     /// Whether a queue or controller is completing its commands before it ends.
     has_draining: bool,
+    transfers: Transfers,
 }
 
 impl TargetCore {
@@ -217,6 +228,7 @@ impl TargetCore {
             reserved: Shares::new(limits.executions_max),
             phase: Phase::Serving,
             has_draining: false,
+            transfers: Transfers::new(),
         }
     }
 
@@ -235,6 +247,7 @@ impl TargetCore {
             kind,
             completions: VecDeque::with_capacity(self.limits.executions_max),
             closes: VecDeque::with_capacity(self.limits.queues_max),
+            read_memory: VecDeque::with_capacity(TRANSFERS_MAX),
             receive: ReceiveState::Running,
         });
         id
@@ -272,6 +285,9 @@ impl TargetCore {
             if let Some(queue) = self.queues.get_mut(queue.slot, queue.generation) {
                 queue.move_head(&mut completed.response);
                 return Some(completed);
+            }
+            if inbox.read_memory.front().map(|(tag, _)| *tag) == Some(completed.tag) {
+                inbox.read_memory.pop_front();
             }
         }
         None

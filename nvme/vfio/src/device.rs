@@ -279,6 +279,21 @@ impl Device {
         }
     }
 
+    /// A descriptor of a part of a BAR, an offset and a length in bytes, for drivers of other devices: a
+    /// dma-buf. The device stays in use until the descriptor and everything that was made of it is
+    /// closed.
+    ///
+    /// # Errors
+    /// `NotFound` if the function does not have this BAR, otherwise the kernel's error: `ENOTTY` before
+    /// Linux 6.19.
+    pub fn export_bar(&self, bar: u8, part: (u64, u64)) -> io::Result<OwnedFd> {
+        let region = self.regions.get(usize::from(bar));
+        if region.is_none_or(|region| region.size == 0) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        ioctl::export_region(self.handle.as_fd(), u32::from(bar), part)
+    }
+
     fn configuration_u32(&self, offset: u64) -> io::Result<u32> {
         let mut bytes = [0; 4];
         read_configuration(&self.handle, self.configuration, offset, &mut bytes)?;

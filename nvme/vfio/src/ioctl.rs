@@ -35,6 +35,7 @@ const DEVICE_RESET: libc::Ioctl = vfio_request(11);
 const IOMMU_GET_INFO: libc::Ioctl = vfio_request(12);
 const IOMMU_MAP_DMA: libc::Ioctl = vfio_request(13);
 const IOMMU_UNMAP_DMA: libc::Ioctl = vfio_request(14);
+const DEVICE_FEATURE: libc::Ioctl = vfio_request(17);
 const DEVICE_BIND_IOMMUFD: libc::Ioctl = vfio_request(18);
 const DEVICE_ATTACH_IOMMUFD_PT: libc::Ioctl = vfio_request(19);
 
@@ -215,6 +216,48 @@ pub(crate) fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: VFIO_DEVICE_RESET has no argument.
     unsafe { with_number(device, DEVICE_RESET, 0) }.map(drop)
 }
+
+/// A descriptor of a part of a device's region, for other drivers: a dma-buf. Kernels before Linux 6.19
+/// refuse with `ENOTTY`.
+pub(crate) fn export_region(
+    device: BorrowedFd<'_>,
+    index: u32,
+    (offset, length): (u64, u64),
+) -> io::Result<OwnedFd> {
+    let mut structure = DmaBufFeature {
+        size: size_of::<DmaBufFeature>() as u32,
+        feature: FEATURE_DMA_BUF | FEATURE_GET,
+        region: index,
+        open_flags: (libc::O_RDWR | libc::O_CLOEXEC).cast_unsigned(),
+        flags: 0,
+        ranges: 1,
+        offset,
+        length,
+    };
+    // SAFETY: VFIO_DEVICE_FEATURE uses `size` bytes, those of the structure.
+    let descriptor = unsafe { with_structure(device, DEVICE_FEATURE, &mut structure) }?;
+    // SAFETY: the kernel has just opened the descriptor for this call.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// `struct vfio_device_feature` with `struct vfio_device_feature_dma_buf` of one range (Linux 6.19).
+#[repr(C)]
+struct DmaBufFeature {
+    size: u32,
+    feature: u32,
+    region: u32,
+    open_flags: u32,
+    flags: u32,
+    ranges: u32,
+    offset: u64,
+    length: u64,
+}
+
+const _: () = assert!(size_of::<DmaBufFeature>() == 40);
+
+/// `VFIO_DEVICE_FEATURE_DMA_BUF` and `VFIO_DEVICE_FEATURE_GET`.
+const FEATURE_DMA_BUF: u32 = 11;
+const FEATURE_GET: u32 = 1 << 16;
 
 /// Reads the description of a container's IOMMU: `vfio_iommu_type1_info`.
 pub(crate) fn iommu_info(container: BorrowedFd<'_>) -> io::Result<Info> {
@@ -408,4 +451,20 @@ pub(crate) fn attach_to_address_space(
     let mut attach: [u32; 3] = [12, 0, space];
     // SAFETY: VFIO_DEVICE_ATTACH_IOMMUFD_PT uses as many bytes as the first word says, twelve.
     unsafe { with_structure(device, DEVICE_ATTACH_IOMMUFD_PT, &mut attach) }.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn file_of_no_device_exports_nothing() {
+        let file = std::fs::File::open("/dev/null").expect("it exists");
+        for part in [(0, 4096), (u64::MAX, u64::MAX)] {
+            let refused = export_region(file.as_fd(), 2, part).expect_err("no device");
+            assert_eq!(refused.raw_os_error(), Some(libc::ENOTTY));
+        }
+    }
 }

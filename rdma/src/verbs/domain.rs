@@ -15,7 +15,7 @@ use super::system::last_error;
 use super::window::VerbsWindow;
 use crate::connection::Token;
 use crate::error::Error;
-use crate::memory::{Access, MemoryRange};
+use crate::memory::{Access, DeviceRange, MemoryRange};
 use crate::provider::Domain;
 
 /// A protection domain of libibverbs.
@@ -97,6 +97,14 @@ impl Domain for VerbsDomain {
 
     fn register(&self, range: MemoryRange<'_>, access: Access) -> Result<VerbsRegistration, Error> {
         VerbsRegistration::new(self, range, access)
+    }
+
+    fn register_device_memory(
+        &self,
+        range: DeviceRange<'_>,
+        access: Access,
+    ) -> Result<VerbsRegistration, Error> {
+        VerbsRegistration::of_device(self, range, access)
     }
 
     fn create_window(&self) -> Result<VerbsWindow, Error> {

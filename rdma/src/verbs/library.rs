@@ -119,6 +119,22 @@ functions! {
 
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 
+/// `ibv_reg_dmabuf_mr`: offset, length, address for the device, descriptor and access flags.
+pub(super) type RegisterDmaBuf =
+    unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+
+static REGISTER_DMA_BUF: OnceLock<Option<RegisterDmaBuf>> = OnceLock::new();
+
+/// The function that registers a dma-buf. Libraries before rdma-core 34 do not have it, and the
+/// headers that `rdma_sys` was generated from may not declare it.
+pub(super) fn dma_buf_registration() -> Option<RegisterDmaBuf> {
+    *REGISTER_DMA_BUF.get_or_init(|| {
+        let symbol = find(IBVERBS, "ibv_reg_dmabuf_mr").ok()?;
+        // SAFETY: the function has this signature in `infiniband/verbs.h` since it exists.
+        Some(unsafe { std::mem::transmute::<*const c_void, RegisterDmaBuf>(symbol) })
+    })
+}
+
 /// The functions. The first call that succeeds loads the libraries for the lifetime of the program.
 pub(super) fn functions() -> Result<&'static Functions, Unavailable> {
     if let Some(functions) = FUNCTIONS.get() {
@@ -164,6 +180,12 @@ mod tests {
         );
         assert!(text.contains("cannot open shared object file"), "{text}");
         assert!(error.remedy().contains("libibverbs1"));
+    }
+
+    #[test]
+    fn dma_bufs_are_optional() {
+        let exists = find(IBVERBS, "ibv_reg_dmabuf_mr").is_ok();
+        assert_eq!(dma_buf_registration().is_some(), exists);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::ffi::c_int;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use rdma_sys::{ibv_access_flags, ibv_mr};
@@ -10,10 +11,11 @@ use rustix::process::{Resource, getrlimit};
 
 use super::domain::VerbsDomain;
 use super::handle::Handle;
+use super::library::dma_buf_registration;
 use super::system::error_of;
 use crate::device::Transport;
 use crate::error::Error;
-use crate::memory::{Access, MemoryRange};
+use crate::memory::{Access, DeviceRange, MemoryRange};
 use crate::provider::{Device, Domain, Registration};
 
 /// A memory region of libibverbs.
@@ -61,20 +63,63 @@ impl VerbsRegistration {
         let Some(region) = Handle::new(region) else {
             return Err(refusal(range.len()));
         };
+        Ok(Self::created(domain, region, range.address(), range.len()))
+    }
+
+    /// Registers memory of another device. Its addresses at this one are its bus addresses.
+    pub(super) fn of_device(
+        domain: &VerbsDomain,
+        range: DeviceRange<'_>,
+        access: Access,
+    ) -> Result<Self, Error> {
+        let limits = domain.device().limits();
+        // 64-bit systems only.
+        let (address, bytes) = (range.address() as usize, range.bytes() as usize);
+        let Some(register) = dma_buf_registration() else {
+            let why = "libibverbs has no function ibv_reg_dmabuf_mr (rdma-core before 34)";
+            return Err(Error::NoDeviceMemory(why));
+        };
+        let (descriptor, offset) = range.descriptor();
+        let flags = flags_of(access, limits.transport);
+        // SAFETY: the domain is alive. The device accesses no memory of this program by the
+        // registration.
+        let region = unsafe {
+            register(
+                domain.handle().get(),
+                offset,
+                bytes,
+                range.address(),
+                descriptor.as_raw_fd(),
+                flags,
+            )
+        };
+        let Some(region) = Handle::new(region) else {
+            let cause = io::Error::last_os_error();
+            return Err(match cause.raw_os_error() {
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
+                    Error::NoDeviceMemory("the driver of the RDMA device registers no dma-buf")
+                }
+                _ => error_of("ibv_reg_dmabuf_mr", cause),
+            });
+        };
+        Ok(Self::created(domain, region, address, bytes))
+    }
+
+    fn created(domain: &VerbsDomain, region: Handle<ibv_mr>, address: usize, bytes: usize) -> Self {
         // SAFETY: the region was just created, and this field never changes.
         let lkey = unsafe { (*region.get()).lkey };
         // SAFETY: as above.
         let rkey = unsafe { (*region.get()).rkey };
-        Ok(Self {
+        Self {
             inner: Arc::new(Registered {
                 domain: domain.clone(),
                 region,
-                address: range.address(),
-                bytes: range.len(),
+                address,
+                bytes,
                 lkey,
                 rkey,
             }),
-        })
+        }
     }
 
     pub(super) fn shared(&self) -> &Arc<Registered> {

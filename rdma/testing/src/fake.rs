@@ -109,6 +109,8 @@ pub struct DeviceConfig {
     pub limits: DeviceLimits,
     /// The largest number of inline bytes that it grants; at most 128.
     pub inline_bytes: u32,
+    /// Whether it registers memory of other devices, unlike soft RoCE.
+    pub registers_device_memory: bool,
 }
 
 impl DeviceConfig {
@@ -120,6 +122,7 @@ impl DeviceConfig {
             addresses: vec![address],
             limits: Self::LIMITS,
             inline_bytes: INLINE_BYTES_MAX as u32,
+            registers_device_memory: true,
         }
     }
 

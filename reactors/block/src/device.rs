@@ -145,8 +145,8 @@ pub const GIVEN_UP_MAX: Nanos = Nanos::from_secs(30);
 /// Maximum time that a device takes to end requests that were [abandoned](DeviceQueue::abandon).
 pub const ABANDONED_MAX: Nanos = Nanos::from_secs(28);
 
-/// How data of requests that move it between devices may take its way. So far these are copies that
-/// hosts request.
+/// How data of requests may take its way: of copies, and of large reads and writes of hosts whose
+/// transport accesses memory of devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DataPath {
     /// Through the arena.
@@ -284,6 +284,13 @@ pub trait DeviceQueue {
         DataPath::Host
     }
 
+    /// Whether a request of `blocks` blocks may be executed as several ones: nothing that the device
+    /// promises about it depends on one command of the drive.
+    fn may_split(&self, blocks: u32) -> bool {
+        let _ = blocks;
+        true
+    }
+
     /// Maximum length in blocks of a request whose data is in a slice of this memory; 0 if the device
     /// does not [reach](Device::reaches) it now.
     fn blocks_in(&self, memory: &Arc<DeviceMemory>) -> u32 {
@@ -291,10 +298,11 @@ pub trait DeviceQueue {
         0
     }
 
-    /// Takes a read or a write without data, whose data is in `lease`, from the byte `offset` on, which
-    /// is a multiple of the block size; or returns it. If it is taken, a request is in flight on the lease ([`DeviceLease::begin`] or
-    /// [`DeviceLease::begin_by_neighbour`]) until its completion, after which the caller calls
-    /// [`DeviceLease::complete`].
+    /// Takes a read or a write without data, whose data is in one slice of `lease`, from the byte `offset`
+    /// of the lease on, which is a multiple of the block size; or returns it. If it is taken, a request
+    /// is in flight on that slice ([`DeviceLease::begin`] or [`DeviceLease::begin_by_neighbour`]) until
+    /// its completion, after which the caller calls [`DeviceLease::complete`]. Requests in flight on
+    /// several slices may have the same tag.
     ///
     /// # Errors
     /// As [`submit`](Self::submit), and [`DeviceError::Interrupted`](crate::DeviceError::Interrupted)

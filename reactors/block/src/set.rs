@@ -7,6 +7,7 @@
 
 mod absent;
 mod client;
+mod device_memory;
 mod poller;
 #[cfg(test)]
 mod tests;
@@ -16,7 +17,7 @@ use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
 
 use arrayvec::Drain as DrainBatch;
-use hugemem::{Borrow, DeviceLease};
+use hugemem::Borrow;
 use reactors::Nanos;
 
 use crate::device::{DataPath, Device, DeviceQueue, Drain, QueueOptions};
@@ -27,6 +28,7 @@ use crate::request::{
 use crate::shared_queues::SharedQueues;
 use absent::EmptyQueue;
 pub use client::{DeviceClient, ReactorDevices};
+pub use device_memory::NoDeviceMemory;
 pub use poller::DevicePoller;
 use wait_queues::WaitQueues;
 pub use wait_queues::WaitingId;
@@ -78,17 +80,6 @@ impl ClientId {
 /// Completions of one client, with the client's own tags.
 pub type Completions<'a> = DrainBatch<'a, Completion, COMPLETIONS_PER_POLL_MAX>;
 
-/// Why devices have no memory of one of them in common. The last one says most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NoDeviceMemory {
-    /// None of them has memory that all of them reach.
-    Unreachable,
-    /// One of them accepts no request of this length, or a slice has no room for it.
-    TooSmall,
-    /// No slice is free.
-    Exhausted,
-}
-
 /// The state of a submitted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submitted {
@@ -130,6 +121,8 @@ pub struct DeviceSet {
     volatile: Cell<DeviceMask>,
     /// Devices that support direct placement.
     direct: Cell<DeviceMask>,
+    /// Devices whose data may be in memory of devices.
+    on_device_path: Cell<DeviceMask>,
     phase: Cell<Phase>,
     /// Devices whose flush for the drain has not completed.
     flushing_for_drain: Cell<DeviceMask>,
@@ -190,6 +183,7 @@ impl DeviceSet {
             attached: Cell::new(0),
             volatile: Cell::new(0),
             direct: Cell::new(0),
+            on_device_path: Cell::new(0),
             phase: Cell::new(Phase::Serving),
             flushing_for_drain: Cell::new(0),
             flush_failed: Cell::new(false),
@@ -246,6 +240,8 @@ impl DeviceSet {
         }
         assign(&self.volatile, place, volatile);
         assign(&self.direct, place, queue.supports_direct_placement());
+        let is_on_path = queue.data_path() == DataPath::DeviceMemory;
+        assign(&self.on_device_path, place, is_on_path);
         insert(&self.attached, place);
         queues[place] = queue;
     }
@@ -278,6 +274,7 @@ impl DeviceSet {
         remove(&self.busy, place);
         remove(&self.volatile, place);
         remove(&self.direct, place);
+        remove(&self.on_device_path, place);
     }
 
     /// Notifies the queue of a device that the device has grown.
@@ -384,80 +381,6 @@ impl DeviceSet {
                 drop(queues);
                 self.wait(place, request)
             }
-            Err(Refusal::Never(_, error)) => Err(error),
-        }
-    }
-
-    /// Whether the data of all these devices may be in memory of devices
-    /// ([`DeviceQueue::data_path`]).
-    #[must_use]
-    pub fn allow_device_memory(&self, devices: DeviceMask) -> bool {
-        let queues = self.queues.borrow();
-        let allows = |place| {
-            let queue: Option<&Box<dyn DeviceQueue>> = queues.get(place);
-            queue.is_some_and(|queue| queue.data_path() == DataPath::DeviceMemory)
-        };
-        places(devices).all(allows)
-    }
-
-    /// Takes memory of one of these devices, in which all of them may have data of requests of at
-    /// least `blocks` blocks. Returns the maximum length of such a request in blocks, too.
-    ///
-    /// # Errors
-    /// Why there is none.
-    pub fn take_device_memory(
-        &self,
-        devices: DeviceMask,
-        blocks: u32,
-    ) -> Result<(DeviceLease, u32), NoDeviceMemory> {
-        let queues = self.queues.borrow();
-        let queue = |place| queues.get(place);
-        let mut why = NoDeviceMemory::Unreachable;
-        for owner in places(devices).filter_map(queue) {
-            let Some(memory) = owner.device_memory() else {
-                continue;
-            };
-            let most =
-                places(devices).map(|place| queue(place).map_or(0, |it| it.blocks_in(&memory)));
-            let most = most.min().unwrap_or(0);
-            let other = match most {
-                0 => NoDeviceMemory::Unreachable,
-                _ if most < blocks => NoDeviceMemory::TooSmall,
-                _ => match memory.take() {
-                    Some(lease) => return Ok((lease, most)),
-                    None => NoDeviceMemory::Exhausted,
-                },
-            };
-            why = why.max(other);
-        }
-        Err(why)
-    }
-
-    /// Submits a client's request whose data is in memory of a device, to the device at `place`, as
-    /// [`DeviceQueue::submit_in_device`] does. Returns false if the device does not take it now: it
-    /// is dropped, and waits in no queue.
-    ///
-    /// # Errors
-    /// The device can never execute it; the request is dropped.
-    pub fn submit_in_device(
-        &self,
-        client: ClientId,
-        place: usize,
-        mut request: Request,
-        (lease, offset): (&mut DeviceLease, usize),
-    ) -> Result<bool, DeviceError> {
-        request.tag = client.tag(request.tag);
-        if self.with_waiting.get() & 1 << place != 0 {
-            return Ok(false);
-        }
-        let mut queues = self.queues.borrow_mut();
-        let queue = queues.get_mut(place).ok_or(DeviceError::Removed)?;
-        match queue.submit_in_device(request, lease, offset) {
-            Ok(()) => {
-                self.mark_busy(place);
-                Ok(true)
-            }
-            Err(Refusal::Later(_)) => Ok(false),
             Err(Refusal::Never(_, error)) => Err(error),
         }
     }

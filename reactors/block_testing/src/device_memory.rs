@@ -1,6 +1,6 @@
 //! Memory of a device for tests: what it holds, and devices that have data of requests there.
 
-use std::collections::HashMap;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,18 +8,55 @@ use block::{
     CompletionBatch, DataPath, Device, DeviceError, DeviceIdentity, DeviceQueue, Drain,
     ErrorRecord, Geometry, Health, OpenError, Operation, QueueOptions, Refusal, Request,
 };
-use hugemem::{Arena, Borrow, DeviceLease, DeviceMemory, Pool, Sharing};
+use hugemem::{
+    Arena, Borrow, DeviceLease, DeviceMemory, DmaBuf, Export, PagePolicy, Pool, Region,
+    SharedRegion, Sharing,
+};
 
-/// Unit of the content: the smallest block.
-const UNIT_BYTES: usize = 512;
+/// What is in memory that was not written, or that has lost its content.
+const LOST_BYTE: u8 = 0xdb;
+
+/// Tags of requests of a [`MemoryUser`] at the device below; the lower bits are a place in its table.
+const OWN_TAGS: u64 = 0xff << 56;
 
 /// Memory of one device, which others reach too. Its content and its addresses are lost with each reset.
 pub struct TestMemory {
     slice_bytes: usize,
-    current: Mutex<Arc<DeviceMemory>>,
+    current: Mutex<Current>,
     resets: AtomicU64,
-    /// By address.
-    content: Mutex<HashMap<u64, [u8; UNIT_BYTES]>>,
+    is_exported: bool,
+}
+
+struct Current {
+    memory: Arc<DeviceMemory>,
+    content: Arc<SharedRegion>,
+}
+
+impl Current {
+    fn new(slices: u64, slice_bytes: usize, number: u64, is_exported: bool) -> Self {
+        let own = Sharing::Own("it is of a test".to_owned());
+        // No address is used twice.
+        let address = (1 << 40) + (number << 32);
+        let bytes = slices * slice_bytes as u64;
+        let region = Region::map(bytes as usize, PagePolicy::Ordinary).expect("memory of a test");
+        let descriptor = region.as_fd().try_clone_to_owned();
+        let export = match is_exported {
+            true => Export::DmaBuf(DmaBuf::new(descriptor.expect("a descriptor"), 0)),
+            false => Export::Refused("it is of a test".to_owned()),
+        };
+        let memory = DeviceMemory::with_export(address, bytes, slice_bytes, own, export);
+        let current = Self {
+            memory: memory.expect("it has a slice"),
+            content: Arc::new(SharedRegion::new(region).expect("a second mapping")),
+        };
+        current.lose();
+        current
+    }
+
+    fn lose(&self) {
+        let bytes = self.memory.bytes() as usize;
+        self.content.view().write(0, &vec![LOST_BYTE; bytes]);
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -30,51 +67,40 @@ impl TestMemory {
     /// Memory with this number of slices of a size in bytes.
     #[must_use]
     pub fn new(slices: u64, slice_bytes: usize) -> Arc<Self> {
-        Arc::new(Self {
-            slice_bytes,
-            current: Mutex::new(Self::create(slices, slice_bytes, 0)),
-            resets: AtomicU64::new(0),
-            content: Mutex::default(),
-        })
+        Self::create(slices, slice_bytes, true)
     }
 
-    fn create(slices: u64, slice_bytes: usize, number: u64) -> Arc<DeviceMemory> {
-        let own = Sharing::Own("it is of a test".to_owned());
-        // No address is used twice.
-        let address = (1 << 40) + (number << 32);
-        let bytes = slices * slice_bytes as u64;
-        DeviceMemory::new(address, bytes, slice_bytes, own).expect("it has a slice")
+    /// The same for memory that devices outside of the address space cannot register.
+    #[must_use]
+    pub fn not_exported(slices: u64, slice_bytes: usize) -> Arc<Self> {
+        Self::create(slices, slice_bytes, false)
+    }
+
+    fn create(slices: u64, slice_bytes: usize, is_exported: bool) -> Arc<Self> {
+        let current = Current::new(slices, slice_bytes, 0, is_exported);
+        Arc::new(Self {
+            slice_bytes,
+            current: Mutex::new(current),
+            resets: AtomicU64::new(0),
+            is_exported,
+        })
     }
 
     /// The memory as it is now.
     #[must_use]
     pub fn current(&self) -> Arc<DeviceMemory> {
-        Arc::clone(&lock(&self.current))
+        Arc::clone(&lock(&self.current).memory)
     }
 
-    /// Resets the device: its memory ends, and is there again, with this number of slices.
+    /// Resets the device: its memory ends, and is there again, with this number of slices. Does not
+    /// wait for requests of neighbours.
     pub fn reset(&self, slices: u64) {
         let number = self.resets.fetch_add(1, Ordering::Relaxed) + 1;
         let mut current = lock(&self.current);
-        current.end();
-        *current = Self::create(slices, self.slice_bytes, number);
-    }
-
-    fn load(&self, address: u64, data: &mut [u8]) {
-        let content = lock(&self.content);
-        let addresses = (address..).step_by(UNIT_BYTES);
-        for (address, unit) in addresses.zip(data.chunks_mut(UNIT_BYTES)) {
-            let stored = content.get(&address).expect("nothing was written there");
-            unit.copy_from_slice(stored);
-        }
-    }
-
-    fn store(&self, address: u64, data: &[u8]) {
-        let mut content = lock(&self.content);
-        let addresses = (address..).step_by(UNIT_BYTES);
-        for (address, unit) in addresses.zip(data.chunks(UNIT_BYTES)) {
-            content.insert(address, unit.try_into().expect("whole blocks"));
-        }
+        current.memory.end();
+        current.memory.revoke_exports();
+        current.lose();
+        *current = Current::new(slices, self.slice_bytes, number, self.is_exported);
     }
 }
 
@@ -164,7 +190,7 @@ impl Device for MemoryUser {
             data_path: self.data_path,
             block_bytes: self.geometry().block_size as usize,
             control: Arc::clone(&self.control),
-            in_memory: HashMap::new(),
+            in_memory: Vec::new(),
         }))
     }
 }
@@ -176,21 +202,49 @@ struct MemoryUserQueue {
     data_path: DataPath,
     block_bytes: usize,
     control: Arc<MemoryUserControl>,
-    /// Requests in flight by tag: the address of a read, `None` for a write.
-    in_memory: HashMap<u64, Option<u64>>,
+    /// Requests in flight in memory.
+    in_memory: Vec<Option<InMemory>>,
+}
+
+/// A request whose data is in memory.
+struct InMemory {
+    tag: u64,
+    /// Of a read: where its data goes.
+    into: Option<(Arc<SharedRegion>, usize)>,
+}
+
+impl MemoryUserQueue {
+    fn place(&mut self) -> usize {
+        let free = self.in_memory.iter().position(Option::is_none);
+        free.unwrap_or_else(|| {
+            self.in_memory.push(None);
+            self.in_memory.len() - 1
+        })
+    }
+
+    /// The user's tag of a request of the device below.
+    fn tag_of(in_memory: &[Option<InMemory>], tag: u64) -> u64 {
+        let place = tag.checked_sub(OWN_TAGS).map(|it| it as usize);
+        let request = place.and_then(|it| in_memory[it].as_ref());
+        request.map_or(tag, |it| it.tag)
+    }
 }
 
 impl DeviceQueue for MemoryUserQueue {
     fn can_borrow_read(&self, lba: u64, blocks: u32) -> bool {
-        self.inner.can_borrow_read(lba, blocks)
+        // A drive lends nothing.
+        self.data_path == DataPath::Host && self.inner.can_borrow_read(lba, blocks)
     }
 
     fn borrow_read(&mut self, lba: u64, blocks: u32) -> Option<Borrow> {
-        self.inner.borrow_read(lba, blocks)
+        match self.data_path {
+            DataPath::Host => self.inner.borrow_read(lba, blocks),
+            DataPath::DeviceMemory => None,
+        }
     }
 
     fn write_inline(&mut self, lba: u64, data: &[u8]) -> bool {
-        self.inner.write_inline(lba, data)
+        self.data_path == DataPath::Host && self.inner.write_inline(lba, data)
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
@@ -232,18 +286,30 @@ impl DeviceQueue for MemoryUserQueue {
         let bytes = request.blocks as usize * self.block_bytes;
         let most = self.control.blocks_max.load(Ordering::Relaxed);
         assert!(u64::from(request.blocks) <= most, "too long");
+        let slice_bytes = lease.memory().slice_bytes();
         assert!(
-            offset + bytes <= lease.memory().slice_bytes(),
+            offset % slice_bytes + bytes <= slice_bytes,
             "it exceeds the slice"
         );
-        let address = lease.begin() + offset as u64;
+        let content = {
+            let current = lock(&self.memory.current);
+            assert!(Arc::ptr_eq(&current.memory, lease.memory()));
+            Arc::clone(&current.content)
+        };
+        let address = lease.begin(offset) - lease.memory().address();
+        let address = address as usize;
         let mut data = self.pool.take(bytes).expect("memory of the test");
         let tag = request.tag;
         let is_read = request.operation == Operation::Read;
         if !is_read {
-            self.memory.load(address, &mut data);
+            content.view().read(address, &mut data);
         }
-        self.in_memory.insert(tag, is_read.then_some(address));
+        let place = self.place();
+        self.in_memory[place] = Some(InMemory {
+            tag,
+            into: is_read.then_some((content, address)),
+        });
+        request.tag = OWN_TAGS + place as u64;
         request.data = Some(data);
         match self.inner.submit(request) {
             Ok(()) => {
@@ -251,14 +317,14 @@ impl DeviceQueue for MemoryUserQueue {
                 Ok(())
             }
             Err(refusal) => {
-                lease.complete();
-                self.in_memory.remove(&tag);
+                lease.complete_at(offset);
+                self.in_memory[place] = None;
                 let error = match &refusal {
                     Refusal::Later(_) => None,
                     Refusal::Never(_, error) => Some(*error),
                 };
                 let mut request = refusal.into_request();
-                request.data = None;
+                (request.tag, request.data) = (tag, None);
                 Err(match error {
                     None => Refusal::Later(request),
                     Some(error) => Refusal::Never(request, error),
@@ -268,11 +334,17 @@ impl DeviceQueue for MemoryUserQueue {
     }
 
     fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
-        self.inner.give_up(is_unwanted);
+        let Self {
+            inner, in_memory, ..
+        } = self;
+        inner.give_up(&mut |tag| is_unwanted(Self::tag_of(in_memory, tag)));
     }
 
     fn abandon(&mut self, is_overdue: &mut dyn FnMut(u64) -> bool) {
-        self.inner.abandon(is_overdue);
+        let Self {
+            inner, in_memory, ..
+        } = self;
+        inner.abandon(&mut |tag| is_overdue(Self::tag_of(in_memory, tag)));
     }
 
     fn flush(&mut self) {
@@ -283,11 +355,14 @@ impl DeviceQueue for MemoryUserQueue {
         let mut batch = CompletionBatch::new();
         let count = self.inner.poll(&mut batch);
         for mut completion in batch {
-            if let Some(address) = self.in_memory.remove(&completion.tag)
-                && let Some(data) = completion.data.take()
-                && let Some(address) = address
+            if let Some(place) = completion.tag.checked_sub(OWN_TAGS)
+                && let Some(request) = self.in_memory[place as usize].take()
             {
-                self.memory.store(address, &data);
+                let data = completion.data.take();
+                completion.tag = request.tag;
+                if let (Some(data), Some((content, address))) = (data, request.into) {
+                    content.view().write(address, &data);
+                }
             }
             completions.push(completion);
         }

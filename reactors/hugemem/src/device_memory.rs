@@ -6,12 +6,19 @@
 //! device is reset, so a memory *ends* before a reset: it gives no more leases, and the holder of
 //! one asks [`DeviceLease::is_valid`] before it relies on what is there.
 //!
-//! Neighbours of the device, other devices in its address space, may use the memory too. No request
+//! Neighbours of the device, other devices in its address space, may use the memory too, and so may
+//! devices that have [exported](DeviceMemory::export_to) it, such as RDMA devices. No request
 //! of theirs begins once it has ended, and the owner waits for those in flight
-//! ([`DeviceMemory::neighbours_in_flight`]) before it takes the addresses away.
+//! ([`DeviceMemory::neighbours_in_flight`]) before it takes the addresses away and
+//! [revokes](DeviceMemory::revoke_exports) what was exported.
+
+mod export;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use export::Exports;
+pub use export::{DmaBuf, Export, ExportUser, NotExported};
 
 /// Maximum number of slices of one memory: the bits of a word.
 pub const DEVICE_SLICES_MAX: u32 = u64::BITS;
@@ -21,6 +28,7 @@ pub const DEVICE_SLICES_MAX: u32 = u64::BITS;
 const ENDED: u64 = 1 << 63;
 
 static NEXT_ADDRESS_SPACE: AtomicU64 = AtomicU64::new(1);
+static NEXT_MEMORY: AtomicU64 = AtomicU64::new(1);
 
 /// An address space of devices, such as an IOMMU container: an address in it has the same meaning
 /// for every device that is in it.
@@ -62,6 +70,7 @@ pub struct DeviceMemoryCounters {
 /// Memory of a device. Shared by all reactors; takes no locks.
 #[derive(Debug)]
 pub struct DeviceMemory {
+    number: u64,
     address: u64,
     slice_bytes: usize,
     slices: u32,
@@ -74,17 +83,31 @@ pub struct DeviceMemory {
     leases: AtomicU64,
     exhausted: AtomicU64,
     lost: AtomicU64,
+    exports: Exports,
 }
 
 impl DeviceMemory {
     /// Divides `bytes` bytes from the bus address `address` on into slices. `None` if not even one
-    /// fits.
+    /// fits. It is not exported.
     #[must_use]
     pub fn new(
         address: u64,
         bytes: u64,
         slice_bytes: usize,
         sharing: Sharing,
+    ) -> Option<Arc<Self>> {
+        let why = "its device does not export it".to_owned();
+        Self::with_export(address, bytes, slice_bytes, sharing, Export::Refused(why))
+    }
+
+    /// The same for memory that devices outside of the address space may use by a descriptor.
+    #[must_use]
+    pub fn with_export(
+        address: u64,
+        bytes: u64,
+        slice_bytes: usize,
+        sharing: Sharing,
+        export: Export,
     ) -> Option<Arc<Self>> {
         let fit = bytes.checked_div(slice_bytes as u64)?;
         address.checked_add(bytes)?;
@@ -93,6 +116,7 @@ impl DeviceMemory {
             .min(DEVICE_SLICES_MAX);
         let free = u64::MAX.checked_shr(DEVICE_SLICES_MAX - slices)?;
         Some(Arc::new(Self {
+            number: NEXT_MEMORY.fetch_add(1, Ordering::Relaxed),
             address,
             slice_bytes,
             slices,
@@ -102,7 +126,27 @@ impl DeviceMemory {
             leases: AtomicU64::new(0),
             exhausted: AtomicU64::new(0),
             lost: AtomicU64::new(0),
+            exports: Exports::new(export),
         }))
+    }
+
+    /// Its number, which no other memory of this process has.
+    #[inline]
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Bus address of the first slice.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes of all slices.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.slices) * self.slice_bytes as u64
     }
 
     /// Size of a slice in bytes.
@@ -126,14 +170,19 @@ impl DeviceMemory {
     /// A lease of a slice; `None` if none is free, or the memory has ended.
     #[must_use]
     pub fn take(self: &Arc<Self>) -> Option<DeviceLease> {
+        self.take_slices(1)
+    }
+
+    /// A lease of this number of slices; `None` if fewer are free, or the memory has ended.
+    #[must_use]
+    pub fn take_slices(self: &Arc<Self>, count: u32) -> Option<DeviceLease> {
         if self.has_ended() {
             return None;
         }
         let mut free = self.free.load(Ordering::Relaxed);
-        while free != 0 {
-            let slice = free.trailing_zeros();
-            let left = free & !(1 << slice);
-            // Acquire: the lease before this one has ended.
+        while count > 0 && free.count_ones() >= count {
+            let left = (0..count).fold(free, |left, _| left & (left - 1));
+            // Acquire: the leases before this one have ended.
             match self
                 .free
                 .compare_exchange_weak(free, left, Ordering::Acquire, Ordering::Relaxed)
@@ -142,8 +191,9 @@ impl DeviceMemory {
                     self.leases.fetch_add(1, Ordering::Relaxed);
                     return Some(DeviceLease {
                         memory: Arc::clone(self),
-                        slice,
-                        request: LeaseRequest::None,
+                        slices: free & !left,
+                        own: 0,
+                        neighbours: 0,
                     });
                 }
                 Err(now) => free = now,
@@ -172,6 +222,56 @@ impl DeviceMemory {
         self.uses.load(Ordering::Acquire) & !ENDED
     }
 
+    /// Gives the memory to a device outside of the address space: `register` registers its descriptor
+    /// there. Blocks as long as `register` does, which counts as a request of a neighbour meanwhile:
+    /// for the control plane.
+    ///
+    /// # Errors
+    /// [`NotExported`]: the memory has ended or has no descriptor, or `register` failed.
+    pub fn export_to<E>(
+        &self,
+        register: impl FnOnce(&DmaBuf) -> Result<Arc<dyn ExportUser>, E>,
+    ) -> Result<(), NotExported<E>> {
+        if self.uses.fetch_add(1, Ordering::AcqRel) & ENDED != 0 {
+            self.uses.fetch_sub(1, Ordering::Release);
+            return Err(NotExported::Ended);
+        }
+        let exported = self.exports.add(register);
+        self.uses.fetch_sub(1, Ordering::Release);
+        exported
+    }
+
+    /// Why no other device can register the memory, if so.
+    #[must_use]
+    pub fn export_refusal(&self) -> Option<String> {
+        self.exports.refusal()
+    }
+
+    /// Number of devices outside of the address space that have registered the memory.
+    #[must_use]
+    pub fn export_users(&self) -> usize {
+        self.exports.users()
+    }
+
+    /// Sets why devices have not registered the memory, for reports.
+    pub fn set_export_refusals(&self, refusals: Vec<String>) {
+        self.exports.set_refusals(refusals);
+    }
+
+    /// Why devices have not registered the memory, one line each.
+    #[must_use]
+    pub fn export_refusals(&self) -> Vec<String> {
+        self.exports.refusals()
+    }
+
+    /// Ends the access of devices outside of the address space: their registrations are destroyed when
+    /// this returns, and requests that still have the memory fail there. The memory has ended. May
+    /// take milliseconds.
+    pub fn revoke_exports(&self) {
+        debug_assert!(self.has_ended(), "requests may begin");
+        self.exports.revoke();
+    }
+
     /// The counters.
     #[must_use]
     pub fn counters(&self) -> DeviceMemoryCounters {
@@ -186,23 +286,19 @@ impl DeviceMemory {
     }
 }
 
-/// The request in flight on a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LeaseRequest {
-    None,
-    /// Of the device whose memory it is.
-    Own,
-    /// Of a neighbour, counted in [`DeviceMemory::uses`].
-    Neighbour,
-}
-
-/// A slice of a device's memory. Dropping it returns the slice, unless a request is in flight: then
-/// the slice is lost on purpose, because a device may still access it.
+/// One or several slices of a device's memory, whose bytes follow one another: offset 0 is the first
+/// byte of the first slice, and a request of a device is within one of them. Dropping the lease
+/// returns the slices, but those with a request in flight: they are lost on purpose, because a device
+/// may still access them.
 #[derive(Debug)]
 pub struct DeviceLease {
     memory: Arc<DeviceMemory>,
-    slice: u32,
-    request: LeaseRequest,
+    /// Its slices, a bit each, as in [`DeviceMemory::free`].
+    slices: u64,
+    /// Those with a request in flight of the device whose memory it is.
+    own: u64,
+    /// Those with a request in flight of a neighbour, each counted in [`DeviceMemory::uses`].
+    neighbours: u64,
 }
 
 impl DeviceLease {
@@ -218,56 +314,124 @@ impl DeviceLease {
         !self.memory.has_ended()
     }
 
-    /// Begins a request of the device itself on the slice. Returns the slice's bus address.
-    ///
-    /// # Panics
-    /// If one is in flight already.
-    pub fn begin(&mut self) -> u64 {
-        self.begin_as(LeaseRequest::Own)
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.slices.count_ones() as usize * self.memory.slice_bytes
     }
 
-    /// Begins a request of a neighbour on the slice. Returns the slice's bus address; `None` if the
-    /// memory has ended.
+    /// The bit of the slice at `offset`, and the address of that byte.
     ///
     /// # Panics
-    /// If one is in flight already.
-    pub fn begin_by_neighbour(&mut self) -> Option<u64> {
+    /// If the lease has fewer bytes.
+    fn place(&self, offset: usize) -> (u64, u64) {
+        let (nth, within) = (
+            offset / self.memory.slice_bytes,
+            offset % self.memory.slice_bytes,
+        );
+        let rest = (0..nth).fold(self.slices, |rest, _| rest & rest.wrapping_sub(1));
+        assert!(rest != 0, "byte {offset} of {}", self.bytes());
+        let slice = rest.trailing_zeros();
+        let begin = u64::from(slice) * self.memory.slice_bytes as u64;
+        (1 << slice, self.memory.address + begin + within as u64)
+    }
+
+    /// Begins a request of the device itself in the slice at `offset`. Returns the bus address of that
+    /// byte.
+    ///
+    /// # Panics
+    /// If one is in flight there already, or the lease has fewer bytes.
+    pub fn begin(&mut self, offset: usize) -> u64 {
+        let (slice, address) = self.place(offset);
+        self.assert_idle(slice);
+        self.own |= slice;
+        address
+    }
+
+    /// Begins a request of a neighbour in the slice at `offset`. Returns the bus address of that byte;
+    /// `None` if the memory has ended.
+    ///
+    /// # Panics
+    /// As [`begin`](Self::begin).
+    pub fn begin_by_neighbour(&mut self, offset: usize) -> Option<u64> {
+        let (slice, address) = self.place(offset);
+        self.use_by_neighbour(slice).then_some(address)
+    }
+
+    /// Begins a request of a neighbour in every slice. Returns false if the memory has ended.
+    ///
+    /// # Panics
+    /// As [`begin`](Self::begin).
+    #[must_use]
+    pub fn begin_all_by_neighbour(&mut self) -> bool {
+        self.use_by_neighbour(self.slices)
+    }
+
+    fn use_by_neighbour(&mut self, slices: u64) -> bool {
+        self.assert_idle(slices);
+        let count = u64::from(slices.count_ones());
         // Acquire and Release: counted before any access, and after the end none begins.
-        if self.memory.uses.fetch_add(1, Ordering::AcqRel) & ENDED != 0 {
-            self.memory.uses.fetch_sub(1, Ordering::Release);
+        if self.memory.uses.fetch_add(count, Ordering::AcqRel) & ENDED != 0 {
+            self.memory.uses.fetch_sub(count, Ordering::Release);
+            return false;
+        }
+        self.neighbours |= slices;
+        true
+    }
+
+    fn assert_idle(&self, slices: u64) {
+        let busy = self.own | self.neighbours;
+        assert!(busy & slices == 0, "a request is in flight");
+    }
+
+    /// Bus address of the byte at `offset` and the number of bytes behind it in its slice, while a
+    /// request of a neighbour is in flight there; else `None`.
+    #[must_use]
+    pub fn address_for_neighbour(&self, offset: usize) -> Option<(u64, usize)> {
+        if offset >= self.bytes() {
             return None;
         }
-        Some(self.begin_as(LeaseRequest::Neighbour))
+        let (slice, address) = self.place(offset);
+        let behind = self.memory.slice_bytes - offset % self.memory.slice_bytes;
+        (self.neighbours & slice != 0).then_some((address, behind))
     }
 
-    fn begin_as(&mut self, request: LeaseRequest) -> u64 {
-        assert!(self.request == LeaseRequest::None, "a request is in flight");
-        self.request = request;
-        let offset = u64::from(self.slice) * self.memory.slice_bytes as u64;
-        self.memory.address + offset
-    }
-
-    /// Ends the request in flight: the device has completed it, or has not taken it.
-    pub fn complete(&mut self) {
-        let ended = std::mem::replace(&mut self.request, LeaseRequest::None);
-        if ended == LeaseRequest::Neighbour {
-            // Release: the access precedes what the owner does when it sees the number.
+    /// Ends the request in flight in the slice at `offset`, which its device has not taken.
+    ///
+    /// # Panics
+    /// If the lease has fewer bytes.
+    pub fn complete_at(&mut self, offset: usize) {
+        let (slice, _) = self.place(offset);
+        self.own &= !slice;
+        if self.neighbours & slice != 0 {
+            self.neighbours &= !slice;
             self.memory.uses.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Ends all requests in flight: the devices have completed them, or have not taken them.
+    pub fn complete(&mut self) {
+        self.own = 0;
+        let count = u64::from(self.neighbours.count_ones());
+        if count > 0 {
+            self.neighbours = 0;
+            // Release: the accesses precede what the owner does when it sees the number.
+            self.memory.uses.fetch_sub(count, Ordering::Release);
         }
     }
 }
 
 impl Drop for DeviceLease {
     fn drop(&mut self) {
-        if self.request != LeaseRequest::None {
-            // A neighbour's request stays counted, so that its addresses are not used again.
-            self.memory.lost.fetch_add(1, Ordering::Relaxed);
-        } else {
-            // Release: what this lease did precedes the next one.
-            self.memory
-                .free
-                .fetch_or(1 << self.slice, Ordering::Release);
+        // A neighbour's request stays counted, so that its addresses are not used again.
+        let lost = self.own | self.neighbours;
+        if lost != 0 {
+            let count = u64::from(lost.count_ones());
+            self.memory.lost.fetch_add(count, Ordering::Relaxed);
         }
+        // Release: what this lease did precedes the next one.
+        let returned = self.slices & !lost;
+        self.memory.free.fetch_or(returned, Ordering::Release);
     }
 }
 
@@ -297,7 +461,7 @@ mod tests {
     fn slices_are_given_once_and_return() {
         let memory = DeviceMemory::new(1 << 30, 3 * SLICE as u64 + 1, SLICE, own()).expect("three");
         let mut leases: Vec<_> = std::iter::from_fn(|| memory.take()).collect();
-        let mut addresses: Vec<_> = leases.iter_mut().map(DeviceLease::begin).collect();
+        let mut addresses: Vec<_> = leases.iter_mut().map(|it| it.begin(0)).collect();
         addresses.sort_unstable();
         let expected: Vec<_> = (0..3)
             .map(|slice| (1 << 30) + slice * SLICE as u64)
@@ -322,7 +486,7 @@ mod tests {
     fn slice_with_a_request_in_flight_is_lost() {
         let memory = DeviceMemory::new(0, 2 * SLICE as u64, SLICE, own()).expect("room");
         let mut lease = memory.take().expect("free");
-        lease.begin();
+        lease.begin(0);
         drop(lease);
         let counters = memory.counters();
         assert_eq!((counters.taken, counters.lost), (1, 1));
@@ -343,12 +507,63 @@ mod tests {
     }
 
     #[test]
+    fn several_slices_are_taken_all_or_none() {
+        let bytes = 4 * SLICE as u64;
+        let memory = DeviceMemory::new(1 << 30, bytes, SLICE, own()).expect("room");
+        let single = memory.take().expect("free");
+        assert!(memory.take_slices(0).is_none());
+        assert!(memory.take_slices(4).is_none());
+        assert_eq!(memory.counters().taken, 1);
+        let mut lease = memory.take_slices(3).expect("free");
+        assert_eq!((lease.bytes(), single.bytes()), (3 * SLICE, SLICE));
+        drop(single);
+        // The first slice is free again; the bytes of the lease follow one another in the others.
+        let first = (1 << 30) + SLICE as u64;
+        for offset in [0, SLICE, 2 * SLICE + 512] {
+            assert_eq!(lease.begin(offset), first + offset as u64);
+        }
+        lease.complete();
+        assert!(lease.begin_all_by_neighbour());
+        assert_eq!(memory.neighbours_in_flight(), 3);
+        let at = lease.address_for_neighbour(SLICE + 512);
+        assert_eq!(at, Some((first + SLICE as u64 + 512, SLICE - 512)));
+        assert_eq!(lease.address_for_neighbour(3 * SLICE), None);
+        memory.end();
+        lease.complete();
+        assert_eq!(lease.address_for_neighbour(0), None);
+        assert!(!lease.begin_all_by_neighbour());
+        assert_eq!(memory.neighbours_in_flight(), 0);
+        drop(lease);
+        assert_eq!((memory.counters().taken, memory.counters().lost), (0, 0));
+    }
+
+    #[test]
+    fn only_slices_with_a_request_in_flight_are_lost() {
+        let memory = DeviceMemory::new(0, 4 * SLICE as u64, SLICE, own()).expect("room");
+        let mut lease = memory.take_slices(4).expect("free");
+        lease.begin(SLICE);
+        lease.begin_by_neighbour(3 * SLICE).expect("not ended");
+        drop(lease);
+        let counters = memory.counters();
+        assert_eq!((counters.taken, counters.lost), (2, 2));
+        assert!(memory.take_slices(3).is_none());
+        assert!(memory.take_slices(2).is_some());
+    }
+
+    #[test]
+    #[should_panic(expected = "byte 4096 of 4096")]
+    fn offset_behind_the_lease_is_a_bug() {
+        let memory = DeviceMemory::new(0, 2 * SLICE as u64, SLICE, own()).expect("room");
+        memory.take().expect("free").begin(SLICE);
+    }
+
+    #[test]
     #[should_panic(expected = "a request is in flight")]
     fn two_requests_on_one_slice_are_a_bug() {
         let memory = DeviceMemory::new(0, SLICE as u64, SLICE, own()).expect("room");
         let mut lease = memory.take().expect("free");
-        lease.begin();
-        lease.begin();
+        lease.begin(0);
+        lease.begin(0);
     }
 
     #[test]
@@ -373,20 +588,20 @@ mod tests {
     fn no_request_of_a_neighbour_begins_after_the_end() {
         let memory = DeviceMemory::new(1 << 30, 3 * SLICE as u64, SLICE, own()).expect("room");
         let mut leases: Vec<_> = std::iter::from_fn(|| memory.take()).collect();
-        assert_eq!(leases[1].begin_by_neighbour(), Some((1 << 30) + 4096));
-        leases[2].begin();
+        assert_eq!(leases[1].begin_by_neighbour(0), Some((1 << 30) + 4096));
+        leases[2].begin(0);
         assert_eq!(
             memory.neighbours_in_flight(),
             1,
             "the own one is not counted"
         );
         memory.end();
-        assert_eq!(leases[0].begin_by_neighbour(), None);
+        assert_eq!(leases[0].begin_by_neighbour(0), None);
         assert_eq!(memory.neighbours_in_flight(), 1);
         leases.iter_mut().for_each(DeviceLease::complete);
         assert_eq!(memory.neighbours_in_flight(), 0);
         assert!(memory.has_ended());
-        assert_eq!(leases[1].begin_by_neighbour(), None);
+        assert_eq!(leases[1].begin_by_neighbour(0), None);
         drop(leases);
         assert_eq!((memory.counters().taken, memory.counters().lost), (0, 0));
     }
@@ -395,7 +610,7 @@ mod tests {
     fn lost_request_of_a_neighbour_stays_in_flight() {
         let memory = DeviceMemory::new(0, SLICE as u64, SLICE, own()).expect("room");
         let mut lease = memory.take().expect("free");
-        lease.begin_by_neighbour().expect("not ended");
+        lease.begin_by_neighbour(0).expect("not ended");
         memory.end();
         drop(lease);
         assert_eq!(memory.neighbours_in_flight(), 1);
@@ -414,7 +629,7 @@ mod tests {
                     let mut lease = memory.take().expect("free");
                     let is_unmapped = Arc::clone(&is_unmapped);
                     std::thread::spawn(move || {
-                        while lease.begin_by_neighbour().is_some() {
+                        while lease.begin_by_neighbour(0).is_some() {
                             assert_eq!(is_unmapped.load(Ordering::SeqCst), 0);
                             lease.complete();
                         }

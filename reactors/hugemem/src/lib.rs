@@ -41,7 +41,8 @@ pub use account::{ACCOUNT_HOSTS_MAX, Account};
 pub use arena::{Arena, ArenaConfig, ArenaCounters, ArenaError, ArenaPopulation, ClassCounters};
 pub use data::Data;
 pub use device_memory::{
-    AddressSpace, DEVICE_SLICES_MAX, DeviceLease, DeviceMemory, DeviceMemoryCounters, Sharing,
+    AddressSpace, DEVICE_SLICES_MAX, DeviceLease, DeviceMemory, DeviceMemoryCounters, DmaBuf,
+    Export, ExportUser, NotExported, Sharing,
 };
 pub use dma::{DmaBuffer, DmaView, SharedRegion};
 pub use dma_check::DmaViolation;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hugemem::AddressSpace;
+use hugemem::{AddressSpace, DmaBuf};
 use nvme_driver::backing::{ControllerMemory, DeviceBacking};
 
 /// Released drives, for the control thread to close.
@@ -89,6 +89,10 @@ impl DeviceBacking for DriveHandle {
 
     fn unshare_memory(&self, is_unused: bool) {
         self.drive.unshare_memory(is_unused);
+    }
+
+    fn export_memory(&self, bar: u8, part: (u64, u64)) -> io::Result<DmaBuf> {
+        self.drive.export_memory(bar, part)
     }
 
     fn set_bus_master(&self, on: bool) -> io::Result<()> {

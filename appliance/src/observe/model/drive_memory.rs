@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct DriveMemoryStatus {
-    /// Size of a slice, which holds the data of one copy.
+    /// Size of a slice, which holds the data of one copy, or a piece of a read or write.
     pub(crate) slice_bytes: u64,
     pub(crate) slices: u64,
     /// Slices in use.
@@ -20,11 +20,19 @@ pub(crate) struct DriveMemoryStatus {
     pub(crate) lost: u64,
     /// Why other drives cannot use it; none if those in the same IOMMU container can.
     pub(crate) not_shared: Option<String>,
+    /// Network cards that have registered it, for large reads and writes of hosts.
+    pub(crate) cards: u64,
+    /// Why network cards have not registered it, and why none can, one line each.
+    pub(crate) not_registered: Vec<String>,
 }
 
 impl From<&DeviceMemory> for DriveMemoryStatus {
     fn from(memory: &DeviceMemory) -> Self {
         let counters = memory.counters();
+        let mut not_registered = memory.export_refusals();
+        if not_registered.is_empty() {
+            not_registered.extend(memory.export_refusal());
+        }
         Self {
             slice_bytes: memory.slice_bytes() as u64,
             slices: counters.slices.into(),
@@ -36,6 +44,8 @@ impl From<&DeviceMemory> for DriveMemoryStatus {
                 Sharing::Own(why) => Some(why.clone()),
                 Sharing::Neighbours(_) => None,
             },
+            cards: memory.export_users() as u64,
+            not_registered,
         }
     }
 }

@@ -77,10 +77,14 @@ impl DriveOwner {
         memory.is_none_or(|it| it.neighbours_in_flight() == 0)
     }
 
-    /// Ends the access of the neighbours to the drive's memory. Every stop of the controller does it
-    /// first, because its memory loses the content. Requests that still use it fail in their drive.
+    /// Ends the access of the neighbours, and of devices outside of the address space, to the drive's
+    /// memory. Every stop of the controller does it first, because its memory loses the content.
+    /// Requests that still use it fail in their device.
     pub(super) fn unshare_memory(&self) {
-        self.end_memory();
+        if let Some(memory) = self.memory() {
+            memory.end();
+            memory.revoke_exports();
+        }
         if let Some(backing) = &self.backing {
             backing.unshare_memory(self.neighbours_are_done());
         }

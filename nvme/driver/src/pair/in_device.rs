@@ -34,8 +34,9 @@ impl Pair {
             return Err(Refusal::Never(request, DeviceError::Interrupted));
         }
         let bytes = (request.blocks as usize) << namespace_limits.shift;
-        let end = offset.saturating_add(bytes);
-        if end > lease.memory().slice_bytes() || request.blocks > namespace_limits.part_blocks {
+        let slice_bytes = lease.memory().slice_bytes();
+        let is_within = offset < lease.bytes() && bytes <= slice_bytes - offset % slice_bytes;
+        if !is_within || request.blocks > namespace_limits.part_blocks {
             return Err(Refusal::Never(request, DeviceError::Unsupported));
         }
         let Some(index) = self.table.free.pop() else {
@@ -43,15 +44,13 @@ impl Pair {
         };
         let own = self.data_memory.as_ref();
         let begun = match own.is_some_and(|it| Arc::ptr_eq(it, lease.memory())) {
-            true => Some(lease.begin()),
-            false => lease.begin_by_neighbour(),
+            true => Some(lease.begin(offset)),
+            false => lease.begin_by_neighbour(offset),
         };
         let Some(address) = begun else {
             self.table.free.push(index);
             return Err(Refusal::Never(request, DeviceError::Interrupted));
         };
-        // Within the slice.
-        let address = address + offset as u64;
         if self.tail == self.rung {
             self.refresh_tick();
         }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use hugemem::{DEVICE_SLICES_MAX, DeviceMemory, Region, Sharing};
+use hugemem::{DEVICE_SLICES_MAX, DeviceMemory, Export, Region, Sharing};
 use nvme_spec::registers::{Cap, Cmbloc, Cmbmsc, Cmbsts, Cmbsz, Register};
 
 use super::offset;
@@ -121,7 +121,18 @@ impl Buffer {
             return None;
         }
         let sharing = self.share((begin as u64, bytes), backing);
-        DeviceMemory::new(self.address + begin as u64, bytes, slice_bytes, sharing)
+        let export = self.export((begin as u64, bytes), backing);
+        let address = self.address + begin as u64;
+        DeviceMemory::with_export(address, bytes, slice_bytes, sharing, export)
+    }
+
+    /// Makes a part available to devices outside of the address space, from `begin` on.
+    fn export(&self, (begin, bytes): (u64, u64), backing: &dyn DeviceBacking) -> Export {
+        let (bar, start) = self.place;
+        match backing.export_memory(bar, (start + begin, bytes)) {
+            Ok(buffer) => Export::DmaBuf(buffer),
+            Err(error) => Export::Refused(format!("the kernel exports no dma-buf of it: {error}")),
+        }
     }
 
     /// Makes a part accessible to the neighbours, from `begin` on.

@@ -315,7 +315,7 @@ fn reset_waits_for_the_neighbour() {
     assert_eq!(lab.wait_for(B), Ok(()));
     assert!(lab.memory.has_ended() && !lease.is_valid());
     lease.complete();
-    assert_eq!(lease.begin_by_neighbour(), None);
+    assert_eq!(lease.begin_by_neighbour(0), None);
     // Nothing of the new memory is in it.
     let refused = lab.submit(B, request(WRITE, 9, 1), &mut lease);
     assert_eq!(refused, Err(DeviceError::Interrupted));
@@ -339,7 +339,7 @@ fn reset_waits_for_the_neighbour() {
 fn reset_does_not_wait_long() {
     let (space, mut lab) = Lab::shared();
     let mut lease = lab.filled(5, 1);
-    let first = lease.begin();
+    let first = lease.begin(0);
     lease.complete();
     overdue_writes(&lab.rigs[B], Fault::NeverCompletes);
     assert_eq!(lab.submit(B, request(WRITE, 5, 1), &mut lease), Ok(()));
@@ -361,7 +361,7 @@ fn reset_does_not_wait_long() {
     });
     lab.take_new_memory();
     let mut lease = lab.memory.take().expect("free");
-    assert_ne!(lease.begin(), first, "the same addresses");
+    assert_ne!(lease.begin(0), first, "the same addresses");
     lease.complete();
     lab.expect(B, 5, 0);
     let mut lease = lab.filled(7, 1);

@@ -27,6 +27,7 @@ impl<P: Provider> Connection<P> {
         let own_bytes = size_of::<Self>()
             + self.slots.own_bytes()
             + self.sends.own_bytes()
+            + self.in_device.own_bytes()
             + remotes
             + waiting * size_of::<u16>()
             + responses;

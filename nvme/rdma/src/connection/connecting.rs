@@ -240,6 +240,9 @@ impl<P: Provider> Connection<P> {
                 self.queue = Some(queue);
                 self.slots = SlotTable::new(info.depth);
                 self.remotes.resize_with(depth, KeyedBlocks::default);
+                if self.negotiated.qid > 0 {
+                    self.in_device = super::DeviceTable::for_queue();
+                }
                 self.waiting_reads.reserve(depth);
                 self.waiting_sends.reserve(depth);
                 self.in_capsule_max = info.in_capsule_max;

@@ -170,7 +170,15 @@ impl<P: Provider> Connection<P> {
                     continue;
                 }
             };
-            self.post_reads(cx, slot, &mut fetch);
+            if fetch.is_in_device {
+                if !self.post_reads_in_device(cx, slot, &mut fetch) {
+                    self.waiting_reads.pop_front();
+                    self.fail_in_device(cx, slot, fetch.work);
+                    continue;
+                }
+            } else {
+                self.post_reads(cx, slot, &mut fetch);
+            }
             if fetch.is_posted() {
                 self.waiting_reads.pop_front();
             }
@@ -222,19 +230,32 @@ impl<P: Provider> Connection<P> {
             fetch.posted_bytes += bytes;
             cx.counters.bytes_read.add(u64::from(bytes));
         }
-        if requests > 0 {
-            cx.counters.reads.add(u64::from(requests));
-            // Not truncated: at most `reads_free`.
-            let taken = requests as u8;
-            let read = PostedKind::Read {
-                slot,
-                requests: taken,
-            };
-            self.sends.push(requests, read, None, cx.now);
-            self.reads_free -= taken;
-            fetch.buffer.begin();
-            self.queued = true;
+        self.reads_posted(cx, slot, fetch, requests);
+    }
+
+    /// Records reads of one request that were posted together.
+    #[inline]
+    pub(super) fn reads_posted(
+        &mut self,
+        cx: &Context<'_, P>,
+        slot: u16,
+        fetch: &mut Fetch,
+        requests: u32,
+    ) {
+        if requests == 0 {
+            return;
         }
+        cx.counters.reads.add(u64::from(requests));
+        // Not truncated: at most `reads_free`.
+        let taken = requests as u8;
+        let read = PostedKind::Read {
+            slot,
+            requests: taken,
+        };
+        self.sends.push(requests, read, None, cx.now);
+        self.reads_free -= taken;
+        fetch.buffer.begin();
+        self.queued = true;
     }
 
     /// Handles reads of one request that have completed or were flushed.
@@ -256,13 +277,21 @@ impl<P: Provider> Connection<P> {
             Phase::Connecting { .. }
             | Phase::Closing { .. }
             | Phase::Draining { .. }
-            | Phase::Finished => *self.slots.state(slot) = SlotState::Free,
+            | Phase::Finished => {
+                *self.slots.state(slot) = SlotState::Free;
+                self.in_device.release(slot);
+            }
         }
     }
 
     /// Sends a response without data.
     #[inline(never)]
-    fn respond_without_data(&mut self, cx: &mut Context<'_, P>, slot: u16, capsule: Cqe) {
+    pub(super) fn respond_without_data(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        slot: u16,
+        capsule: Cqe,
+    ) {
         let response = Response {
             capsule,
             data: None,
@@ -276,6 +305,13 @@ impl<P: Provider> Connection<P> {
 impl<P: Provider> Requests<Context<'_, P>> for Connection<P> {
     type Fetch = Fetch;
     type Response = Response;
+
+    const ACCESSES_DEVICE_MEMORY: bool = true;
+
+    #[cold]
+    fn begin_in_device(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work) -> Option<Work> {
+        self.begin_with_device_memory(cx, slot, work)
+    }
 
     #[inline]
     fn slots(&mut self) -> &mut SlotTable {
@@ -297,6 +333,9 @@ impl<P: Provider> Requests<Context<'_, P>> for Connection<P> {
     }
 
     fn fetched(&mut self, cx: &mut Context<'_, P>, slot: u16, fetch: Fetch) {
+        if fetch.is_in_device {
+            return self.execute_in_device(cx, slot, fetch.work);
+        }
         let Fetch {
             work, mut buffer, ..
         } = fetch;
@@ -311,6 +350,9 @@ impl<P: Provider> Requests<Context<'_, P>> for Connection<P> {
 
     #[inline(always)]
     fn respond(&mut self, cx: &mut Context<'_, P>, slot: u16, done: Completed) {
+        if self.in_device.is_used() {
+            self.in_device.completed(slot, &done, cx.core, cx.transport);
+        }
         let Completed {
             response: capsule,
             data,

@@ -72,6 +72,7 @@ impl<P: Provider> Connection<P> {
     fn writes_of(&self, slot: u16, response: &Response) -> u32 {
         match response.data {
             Some(_) => blocks_for(&self.remotes[usize::from(slot)], response.bytes),
+            None if response.bytes > 0 => self.writes_in_device(slot, response.bytes),
             None => 0,
         }
     }
@@ -79,6 +80,9 @@ impl<P: Provider> Connection<P> {
     /// Queues a response that the send queue has room for.
     #[inline]
     fn post(&mut self, cx: &mut Context<'_, P>, slot: u16, writes: u32, response: Response) {
+        if response.data.is_none() && response.bytes > 0 {
+            return self.post_in_device(cx, slot, response);
+        }
         let Response {
             mut capsule,
             data,
@@ -167,7 +171,7 @@ impl<P: Provider> Connection<P> {
     }
 
     #[inline(always)]
-    fn queue_write(
+    pub(super) fn queue_write(
         &mut self,
         cx: &Context<'_, P>,
         sequence: u32,
@@ -194,7 +198,7 @@ impl<P: Provider> Connection<P> {
 
     /// Queues a response capsule, behind its data.
     #[inline(always)]
-    fn post_response(
+    pub(super) fn post_response(
         &mut self,
         cx: &Context<'_, P>,
         sequence: u32,

@@ -4,6 +4,7 @@ mod copy;
 mod data_path;
 mod harness;
 mod hostile;
+mod in_device;
 mod memory;
 mod random;
 mod reactors;

@@ -40,7 +40,7 @@ use crate::rates::Charge;
 use crate::reservations::restrictions::AccessKind;
 use crate::status::Fault;
 use crate::view::NamespaceView;
-pub(super) use in_device::CopyMemory;
+pub(super) use in_device::DeviceData;
 
 /// The step of a Copy whose write was submitted.
 const WRITES: u16 = u16::MAX;

@@ -5,6 +5,7 @@ use reactors::Nanos;
 
 use super::TargetCore;
 use super::draining::CoreDrain;
+use super::transfers::RETRY_INTERVAL;
 
 impl DeviceClient for TargetCore {
     fn id(&self) -> ClientId {
@@ -16,6 +17,10 @@ impl DeviceClient for TargetCore {
         self.polled_at = now;
         for completion in completions {
             self.device_done(completion);
+        }
+        if self.transfers.has_unsubmitted() {
+            // Before other requests take the room in the device.
+            self.retry_pieces();
         }
     }
 
@@ -31,7 +36,9 @@ impl DeviceClient for TargetCore {
     }
 
     fn next_deadline(&self) -> Option<Nanos> {
-        let deadlines = [self.timer, self.log_refill_at];
+        let is_waiting = self.transfers.has_unsubmitted();
+        let retry = is_waiting.then(|| self.polled_at + RETRY_INTERVAL);
+        let deadlines = [self.timer, self.log_refill_at, retry];
         deadlines.into_iter().flatten().min()
     }
 
@@ -42,6 +49,7 @@ impl DeviceClient for TargetCore {
     fn device_attached(&mut self, place: usize) {
         self.counters.devices[place].reset();
         self.counters.copies[place].reset();
+        self.counters.transfers[place].reset();
         self.counters.device_latency[place].reset();
     }
 

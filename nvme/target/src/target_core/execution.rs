@@ -135,6 +135,9 @@ impl TargetCore {
         received_at: Nanos,
         now: Nanos,
     ) -> Option<Completed> {
+        if self.devices.allow_device_memory(1 << work.device) {
+            self.note_host_path(command.queue, &work);
+        }
         match self.pass_admitted(command.queue, &work) {
             GateDecision::Open if !self.exclusions.hold(&work) => {
                 self.start_command(command, work, data, received_at, now)
@@ -239,6 +242,8 @@ impl TargetCore {
                 self.begin_copy(tag, work, list, ranges);
                 return Ok(None);
             }
+            // Submitted in pieces.
+            IoOperation::ReadInDevice | IoOperation::WriteInDevice { .. } => return Ok(None),
             // Only the registry's table executes them.
             IoOperation::Reserve(_) => return Err(Fault::retry(Status::INTERNAL_ERROR)),
             IoOperation::Deallocate { ranges } => {
@@ -306,8 +311,11 @@ impl TargetCore {
     /// Submits the next device request of an execution. Returns the result if the execution is
     /// over.
     pub(super) fn proceed(&mut self, tag: DeviceTag) -> Option<Result<(), Fault>> {
+        if self.is_in_device(tag) {
+            return self.submit_pieces(tag, false);
+        }
         while let Some((device, request)) = self.next_request(tag) {
-            if is_in_device(&request) {
+            if is_of_copy_in_device(&request) {
                 if self.submit_in_device(tag, device, request) {
                     return None;
                 }
@@ -350,6 +358,8 @@ impl TargetCore {
         match execution.work.operation {
             IoOperation::Read
             | IoOperation::Write { .. }
+            | IoOperation::ReadInDevice
+            | IoOperation::WriteInDevice { .. }
             | IoOperation::Compare
             | IoOperation::Fused(_)
             | IoOperation::Flush
@@ -421,7 +431,7 @@ impl TargetCore {
 
     /// The fault of a device's error. An internal one is also an event (Base 2.1 §5.1.2.1).
     #[cold]
-    fn device_fault(&mut self, tag: DeviceTag, error: DeviceError) -> Fault {
+    pub(super) fn device_fault(&mut self, tag: DeviceTag, error: DeviceError) -> Fault {
         if error == DeviceError::Internal
             && let Some(execution) = self.executions.get_mut(tag)
             && let Owner::Command(command) = execution.owner
@@ -470,6 +480,9 @@ impl TargetCore {
 
     /// Continues an execution with several steps after one of them.
     fn step_done(&mut self, tag: DeviceTag, data: Option<Data>) {
+        if self.is_in_device(tag) {
+            return self.piece_done(tag, Ok(()));
+        }
         if self.is_fused(tag) {
             return self.part_done(tag, Ok(()));
         }
@@ -487,9 +500,9 @@ impl TargetCore {
         matches!(operation, Some(IoOperation::Fused(_)))
     }
 
-    /// Ends a request whose device was removed.
+    /// Ends the requests of an execution whose device was removed.
     pub(super) fn device_lost(&mut self, tag: DeviceTag, error: DeviceError) {
-        self.lose_copy_memory(tag);
+        self.lose_device_data(tag);
         match self.executions.get(tag).map(|execution| execution.state) {
             Some(ExecutionState::Submitted) => self.device_failed(tag, error),
             Some(ExecutionState::Orphan) => self.finish_orphan(tag),
@@ -500,6 +513,9 @@ impl TargetCore {
     /// Handles a device error.
     #[cold]
     fn device_failed(&mut self, tag: DeviceTag, error: DeviceError) {
+        if self.is_in_device(tag) {
+            return self.piece_done(tag, Err(error));
+        }
         if self.restart_copy(tag, error) {
             if let Some(result) = self.proceed(tag) {
                 self.finish_later(tag, result, None);
@@ -541,7 +557,7 @@ impl TargetCore {
     /// caller calls [`command_completed`](Self::command_completed) when it passes the completion
     /// on.
     #[inline]
-    fn finish(
+    pub(super) fn finish(
         &mut self,
         tag: DeviceTag,
         result: Result<(), Fault>,
@@ -604,7 +620,10 @@ impl TargetCore {
     }
 
     /// Ends an execution whose queue's connection is closed.
-    fn finish_orphan(&mut self, tag: DeviceTag) {
+    pub(super) fn finish_orphan(&mut self, tag: DeviceTag) {
+        if self.has_more_pieces(tag) {
+            return;
+        }
         self.complete_in_device(tag);
         let Some(execution) = self.executions.remove(tag) else {
             return;
@@ -744,7 +763,7 @@ impl TargetCore {
 /// Whether the data of a later request of an execution is in memory of a device: a read or a write of
 /// a Copy that has none.
 #[inline]
-fn is_in_device(request: &Request) -> bool {
+fn is_of_copy_in_device(request: &Request) -> bool {
     let moves_data = matches!(request.operation, Operation::Read | Operation::Write { .. });
     moves_data && request.data.is_none()
 }
@@ -756,8 +775,12 @@ fn count(counters: &IoCounters, work: &IoWork, success: bool) {
         return;
     }
     match work.operation {
-        IoOperation::Read | IoOperation::DurableRead => counters.count_read(work.bytes),
-        IoOperation::Write { .. } | IoOperation::Fused(FusedPart::Write { .. }) => {
+        IoOperation::Read | IoOperation::DurableRead | IoOperation::ReadInDevice => {
+            counters.count_read(work.bytes);
+        }
+        IoOperation::Write { .. }
+        | IoOperation::WriteInDevice { .. }
+        | IoOperation::Fused(FusedPart::Write { .. }) => {
             counters.count_write(work.bytes);
         }
         IoOperation::Compare

@@ -14,7 +14,7 @@ use block::WaitingId;
 use hugemem::Data;
 use reactors::Nanos;
 
-use super::copying::CopyMemory;
+use super::copying::DeviceData;
 use super::slots::Slots;
 use crate::io::{IoOperation, IoWork};
 use crate::status::Fault;
@@ -102,7 +102,8 @@ pub(crate) struct Execution {
     /// When its execution started.
     pub(crate) started: Nanos,
     /// Number of completed steps: ranges of Dataset Management, or the read before a durable read's
-    /// flush. Of a Copy: the number of source ranges whose read is not submitted yet.
+    /// flush. Of a Copy: the number of source ranges whose read is not submitted yet. Of a command whose
+    /// data is in memory of its device: the number of its requests there.
     pub(crate) step: u16,
     /// Whether [`ExecutionExtra`] has data of it.
     has_extra: bool,
@@ -183,9 +184,10 @@ pub(crate) struct ExecutionExtra {
     pub(crate) devices: u128,
     /// The device of the latest request of a Copy.
     pub(crate) copies_in: u8,
-    /// Of a Copy whose data is in a device.
-    pub(crate) copy_memory: Option<CopyMemory>,
-    /// The first fault of a Flush that continues with other devices.
+    /// Of a command whose data is in memory of a device.
+    pub(crate) device_data: Option<DeviceData>,
+    /// The first fault of a Flush that continues with other devices, or of a piece of a read or write
+    /// whose data is in memory of its device.
     pub(crate) failed: Option<Fault>,
 }
 
@@ -298,12 +300,12 @@ impl Executions {
         &mut self.extra[slot as usize]
     }
 
-    /// The memory of a Copy whose data is in a device.
-    pub(crate) fn copy_memory(&mut self, tag: DeviceTag) -> Option<&mut CopyMemory> {
+    /// The memory of a command whose data is in a device.
+    pub(crate) fn device_data(&mut self, tag: DeviceTag) -> Option<&mut DeviceData> {
         let execution = self.slots.get(tag.slot, tag.generation)?;
         let has_extra = execution.has_extra;
         let extra = has_extra.then(|| &mut self.extra[tag.slot as usize])?;
-        extra.copy_memory.as_mut()
+        extra.device_data.as_mut()
     }
 
     /// Removes a finished execution and drops its additional data.

@@ -29,6 +29,9 @@ impl TargetCore {
             self.handle_exclusion_messages(now);
             moved += 1;
         }
+        if self.transfers.has_unsubmitted() {
+            self.retry_pieces();
+        }
         self.report_clear_blocks();
         if !self.endings.is_empty() {
             self.end_preempted();

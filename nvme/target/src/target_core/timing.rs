@@ -441,8 +441,10 @@ fn note_of(queue: &Queue, work: &IoWork, command_id: u16) -> CommandTrace {
 #[inline]
 fn measured(operation: IoOperation) -> Option<Measured> {
     match operation {
-        IoOperation::Read | IoOperation::DurableRead => Some(Measured::Read),
-        IoOperation::Write { .. } => Some(Measured::Write),
+        IoOperation::Read | IoOperation::DurableRead | IoOperation::ReadInDevice => {
+            Some(Measured::Read)
+        }
+        IoOperation::Write { .. } | IoOperation::WriteInDevice { .. } => Some(Measured::Write),
         IoOperation::Compare
         | IoOperation::Fused(_)
         | IoOperation::Verify { .. }

@@ -10,7 +10,7 @@ use hugemem::{DmaView, Region};
 use rustix::fs::fstat;
 
 use crate::fake::table::Key;
-use rdma::{Access, Error, MemoryRange, RemoteAddress, SGES_MAX, SgeList};
+use rdma::{Access, DeviceRange, Error, MemoryRange, RemoteAddress, SGES_MAX, SgeList};
 
 /// A registration.
 #[derive(Debug)]
@@ -21,6 +21,43 @@ pub(super) struct Memory {
     pub(super) access: Access,
     view: Arc<DmaView>,
     view_offset: usize,
+    _of_device: Option<OfDevice>,
+}
+
+/// Mapped memory of another device. Its descriptor stays open as long as a dma-buf is in use.
+#[derive(Debug)]
+pub(super) struct OfDevice {
+    view: Arc<DmaView>,
+    _file: Region,
+}
+
+impl OfDevice {
+    /// Maps the file of a range, which contains the whole range.
+    pub(super) fn map(range: &DeviceRange<'_>) -> Result<Self, Error> {
+        let failed = |source| Error::System {
+            step: "mapping memory of a device",
+            source,
+        };
+        let (descriptor, offset) = range.descriptor();
+        let status = fstat(descriptor).map_err(|errno| failed(errno.into()))?;
+        let bytes = u64::try_from(status.st_size).unwrap_or(0);
+        let is_within = offset
+            .checked_add(range.bytes())
+            .is_some_and(|end| end <= bytes);
+        if !is_within {
+            return Err(Error::Misuse("the memory exceeds its dma-buf"));
+        }
+        let owned = descriptor.try_clone_to_owned().map_err(failed)?;
+        let file = Region::adopt(owned, bytes as usize);
+        let file = file.map_err(|error| failed(std::io::Error::other(error)))?;
+        // SAFETY: the program does not refer to memory of devices; software devices access theirs
+        // by views.
+        let view = unsafe { DmaView::of(&file) };
+        Ok(Self {
+            view: Arc::new(view.map_err(failed)?),
+            _file: file,
+        })
+    }
 }
 
 /// The binding of a window.
@@ -122,6 +159,27 @@ impl Keys {
             access,
             view,
             view_offset,
+            _of_device: None,
+        }))
+    }
+
+    /// Adds a registration of memory of another device; returns its local key.
+    pub(super) fn register_of_device(
+        &mut self,
+        domain: Key,
+        range: &DeviceRange<'_>,
+        access: Access,
+        memory: OfDevice,
+    ) -> u32 {
+        let (_, offset) = range.descriptor();
+        self.insert(Kind::Memory(Memory {
+            domain,
+            address: range.address(),
+            len: range.bytes(),
+            access,
+            view: Arc::clone(&memory.view),
+            view_offset: offset as usize,
+            _of_device: Some(memory),
         }))
     }
 

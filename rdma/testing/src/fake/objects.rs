@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::fake::Shared;
 use crate::fake::connecting::{FakeConnectRequest, FakeConnection, FakeEventChannel, FakeListener};
 use crate::fake::counters::{FakeCounters, Operation};
+use crate::fake::memory::OfDevice;
 use crate::fake::notifier::Notifier;
 use crate::fake::queue_pair::FakeQueuePair;
 use crate::fake::state::{
@@ -14,9 +15,9 @@ use crate::fake::state::{
 };
 use crate::fake::table::Key;
 use rdma::{
-    Access, CompletionQueue, Device, DeviceEvent, DeviceIndex, DeviceLimits, Domain, Error,
-    FlushError, MemoryRange, MemoryWindow, PostError, Provider, ReceiveRequest, Registration,
-    SharedReceiveQueue, Token, Unavailable, WorkCompletion,
+    Access, CompletionQueue, Device, DeviceEvent, DeviceIndex, DeviceLimits, DeviceRange, Domain,
+    Error, FlushError, MemoryRange, MemoryWindow, PostError, Provider, ReceiveRequest,
+    Registration, SharedReceiveQueue, Token, Unavailable, WorkCompletion,
 };
 
 /// An object of the fabric. It ends with its last handle, and then releases its parents.
@@ -274,6 +275,35 @@ impl Domain for FakeDomain {
             shared: Arc::clone(&self.owned.shared),
             address: range.address(),
             bytes: range.len(),
+            lkey,
+            _domain: self.clone(),
+        })
+    }
+
+    fn register_device_memory(
+        &self,
+        range: DeviceRange<'_>,
+        access: Access,
+    ) -> Result<FakeRegistration, Error> {
+        let limits = &self.device.limits;
+        let what = "bytes of one memory registration";
+        limit(what, range.bytes(), limits.registration_bytes)?;
+        let memory = OfDevice::map(&range)?;
+        let mut state = self.owned.shared.lock();
+        self.alive(&state)?;
+        let device = state.devices.get(self.device.key);
+        if !device.is_some_and(|it| it.registers_device_memory) {
+            let why = "the driver of the RDMA device registers no dma-buf";
+            return Err(Error::NoDeviceMemory(why));
+        }
+        let count = state.keys.len() as u64 + 1;
+        limit("memory registrations", count, limits.registrations.into())?;
+        let lkey = (state.keys).register_of_device(self.owned.key, &range, access, memory);
+        drop(state);
+        Ok(FakeRegistration {
+            shared: Arc::clone(&self.owned.shared),
+            address: range.address() as usize,
+            bytes: range.bytes() as usize,
             lkey,
             _domain: self.clone(),
         })

@@ -235,7 +235,7 @@ impl Job {
         };
         if let Some(lease) = &mut self.device_leases[index] {
             let submitted =
-                (access.set).submit_in_device(access.client, place, request, (lease, 0));
+                (access.set).submit_in_device(access.client, place, request, (lease, 0), false);
             match submitted {
                 Ok(is_taken) => {
                     let again = access.now + DEFERRED_RETRY_INTERVAL;

@@ -10,7 +10,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Device as _, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions, ReactorDevices};
+use block::{
+    DataPath, Device as _, DeviceError, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions,
+    ReactorDevices,
+};
+use block_testing::{
+    Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, MemoryUser, MemoryUserControl,
+    OperationKinds, TestMemory, When,
+};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_rdma::{
     ConnectionSet, Domains, Listeners, PortSettings, RdmaConfig, RdmaCounters, SetParts,
@@ -67,6 +74,9 @@ pub(crate) struct Setup {
     pub(crate) memory: Option<(Arc<Arena>, Arc<MemoryDevice>)>,
     pub(crate) rdma: RdmaConfig,
     pub(crate) queues_max: usize,
+    /// Memory of the block device in which requests may have their data, if it has any. The device then
+    /// does not lend blocks, like a drive.
+    pub(crate) device_memory: Option<Arc<TestMemory>>,
 }
 
 impl Default for Setup {
@@ -84,8 +94,47 @@ impl Default for Setup {
                 ..RdmaConfig::default()
             },
             queues_max: 32,
+            device_memory: None,
         }
     }
+}
+
+/// The rule of a block device with memory by which requests fail once.
+pub(crate) const FAIL: usize = 0;
+/// The rule by which completions are held.
+pub(crate) const HOLD: usize = 1;
+/// The rule by which requests fail once with an error of the medium.
+pub(crate) const FAIL_MEDIUM: usize = 2;
+
+/// What a test changes of a block device with memory.
+pub(crate) struct DeviceParts {
+    pub(crate) memory: Arc<TestMemory>,
+    pub(crate) user: Arc<MemoryUserControl>,
+    pub(crate) faults: FaultControl,
+}
+
+/// A block device over RAM that has data of requests in memory of its own.
+fn with_memory(ram: &Arc<MemoryDevice>, memory: Arc<TestMemory>) -> (MemoryUser, DeviceParts) {
+    let rule = |when, effect| FaultRule::new(OperationKinds::ALL, when, effect);
+    let rules = vec![
+        rule(When::First(1), Effect::Fail(DeviceError::Internal)),
+        rule(When::Always, Effect::Hold),
+        rule(When::First(1), Effect::Fail(DeviceError::MediaRead)),
+    ];
+    let inner = Arc::<MemoryDevice>::clone(ram);
+    let inner = FaultDevice::new(inner, FaultPlan { rules, seed: 1 });
+    let faults = inner.control();
+    for rule in [FAIL, HOLD, FAIL_MEDIUM] {
+        faults.arm(rule, false);
+    }
+    let own = block_testing::conformance::arena();
+    let user = MemoryUser::new(Arc::new(inner), &memory, &own, DataPath::DeviceMemory);
+    let parts = DeviceParts {
+        memory,
+        user: user.control(),
+        faults,
+    };
+    (user, parts)
 }
 
 pub(crate) fn port_settings() -> PortSettings {
@@ -106,7 +155,8 @@ pub(crate) struct Stage {
     pub(crate) host_machine: Fake,
     pub(crate) target: Arc<Target>,
     pub(crate) core: Rc<RefCell<TargetCore>>,
-    devices: ReactorDevices,
+    pub(crate) devices: ReactorDevices,
+    pub(crate) parts: Option<DeviceParts>,
     pub(crate) arena: Arc<Arena>,
     pub(crate) device: Arc<MemoryDevice>,
     pub(crate) domains: Arc<Domains<Fake>>,
@@ -153,7 +203,18 @@ impl Stage {
         let pool = arena.pool(4096);
         let options = QueueOptions::new(0, 256, pool);
         let set = Rc::new(DeviceSet::new());
-        set.attach(0, &*device, options).expect("a queue");
+        let device_parts = match setup.device_memory {
+            None => {
+                set.attach(0, &*device, options).expect("a queue");
+                None
+            }
+            Some(memory) => {
+                let (user, parts) = with_memory(&device, memory);
+                set.attach(0, &user, options).expect("a queue");
+                domains.set_device_memory(vec![parts.memory.current()]);
+                Some(parts)
+            }
+        };
         let limits = CoreLimits {
             queues_max: setup.queues_max,
             executions_max: 1 << 16,
@@ -179,6 +240,7 @@ impl Stage {
             target,
             core,
             devices,
+            parts: device_parts,
             arena,
             device,
             domains,

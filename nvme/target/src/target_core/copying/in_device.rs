@@ -18,11 +18,18 @@ use crate::io::{IoWork, overlaps};
 use crate::status::Fault;
 use crate::target_core::executions::DeviceTag;
 
-/// The memory of a Copy whose data is in a device.
-pub(crate) struct CopyMemory {
-    lease: DeviceLease,
-    /// The place of the data of the latest request.
-    offset: usize,
+/// The memory of an execution whose data is in a device.
+pub(crate) struct DeviceData {
+    pub(crate) lease: DeviceLease,
+    /// Of a Copy: the place of the data of the latest request. Of a read or write: that of the first
+    /// piece that is not submitted.
+    pub(crate) offset: usize,
+}
+
+impl DeviceData {
+    pub(crate) fn new(lease: DeviceLease) -> Self {
+        Self { lease, offset: 0 }
+    }
 }
 
 impl TargetCore {
@@ -38,7 +45,9 @@ impl TargetCore {
             true => {
                 let taken = self.devices.take_device_memory(devices, work.blocks);
                 taken.map_err(|why| match why {
-                    NoDeviceMemory::Unreachable => HostPathReason::Unreachable,
+                    NoDeviceMemory::Unreachable | NoDeviceMemory::Unusable => {
+                        HostPathReason::Unreachable
+                    }
                     NoDeviceMemory::TooSmall => HostPathReason::TooSmall,
                     NoDeviceMemory::Exhausted => HostPathReason::Exhausted,
                 })
@@ -46,27 +55,32 @@ impl TargetCore {
         };
         match taken {
             Ok((lease, _)) => {
-                let memory = CopyMemory { lease, offset: 0 };
-                self.executions.extra(tag.slot).copy_memory = Some(memory);
+                let memory = DeviceData::new(lease);
+                self.executions.extra(tag.slot).device_data = Some(memory);
             }
             Err(reason) => self.counters.copies[usize::from(work.device)].count_reason(reason),
         }
     }
 
-    /// Ends the request in flight of a Copy whose data is in a device, after its completion.
+    /// Ends the requests in flight of an execution whose data is in a device, after their completion.
     #[cold]
     pub(in crate::target_core) fn complete_in_device(&mut self, tag: DeviceTag) {
-        if let Some(memory) = self.executions.copy_memory(tag) {
+        if let Some(memory) = self.executions.device_data(tag) {
             memory.lease.complete();
         }
     }
 
-    /// Gives up the memory of a Copy whose request never completes: its slice is lost, because the
-    /// device may still access it.
+    /// Gives up the memory of an execution whose requests never complete: their slices are lost,
+    /// because the device may still access them.
     #[cold]
-    pub(in crate::target_core) fn lose_copy_memory(&mut self, tag: DeviceTag) {
-        if self.executions.copy_memory(tag).is_some() {
-            self.executions.extra(tag.slot).copy_memory = None;
+    pub(in crate::target_core) fn lose_device_data(&mut self, tag: DeviceTag) {
+        if self.executions.device_data(tag).is_some() {
+            self.executions.extra(tag.slot).device_data = None;
+        }
+        if self.is_in_device(tag)
+            && let Some(execution) = self.executions.get_mut(tag)
+        {
+            execution.step = 0;
         }
     }
 
@@ -78,7 +92,7 @@ impl TargetCore {
         tag: DeviceTag,
         error: DeviceError,
     ) -> bool {
-        let Some(memory) = self.executions.copy_memory(tag) else {
+        let Some(memory) = self.executions.device_data(tag) else {
             return false;
         };
         memory.lease.complete();
@@ -105,7 +119,7 @@ impl TargetCore {
     /// # Errors
     /// The data was lost, and the Copy cannot start again.
     pub(super) fn is_copied_in_device(&mut self, tag: DeviceTag) -> Result<bool, Fault> {
-        let Some(memory) = self.executions.copy_memory(tag) else {
+        let Some(memory) = self.executions.device_data(tag) else {
             return Ok(false);
         };
         memory.lease.complete();
@@ -143,7 +157,7 @@ impl TargetCore {
         }
         // At most 16.
         let count = ranges.len() as u16;
-        extra.copy_memory = None;
+        extra.device_data = None;
         if let Some(execution) = self.executions.get_mut(tag) {
             execution.step = count;
         }
@@ -182,7 +196,7 @@ impl TargetCore {
             }
         };
         let block_bytes = work.bytes as usize / work.blocks.max(1) as usize;
-        let memory = self.executions.copy_memory(tag).ok_or(NO_LEASE)?;
+        let memory = self.executions.device_data(tag).ok_or(NO_LEASE)?;
         memory.offset = blocks_before as usize * block_bytes;
         if let Some(execution) = self.executions.get_mut(tag) {
             execution.step = step;
@@ -206,13 +220,13 @@ impl TargetCore {
         device: u8,
         request: Request,
     ) -> bool {
-        let Some(memory) = self.executions.copy_memory(tag) else {
+        let Some(memory) = self.executions.device_data(tag) else {
             return false;
         };
-        let CopyMemory { lease, offset } = memory;
+        let DeviceData { lease, offset } = memory;
         let place = usize::from(device);
         let submitted =
-            (self.devices).submit_in_device(self.client, place, request, (lease, *offset));
+            (self.devices).submit_in_device(self.client, place, request, (lease, *offset), false);
         let reason = match submitted {
             Ok(true) => return true,
             Ok(false) => HostPathReason::Busy,

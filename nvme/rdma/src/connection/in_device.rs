@@ -1,0 +1,467 @@
+//! Reads and writes whose data is in memory of a device, such as a drive's controller memory buffer:
+//! RDMA writes from there to the host, and RDMA reads from the host into it.
+//!
+//! Such a request has a lease of that memory, which the table of its connection keeps while the
+//! transport has it: until it is posted, by slot, and then until its work requests have completed or
+//! the queue pair is destroyed. Posted work requests are requests of a neighbour on the lease, so that
+//! none begins after the memory has ended, and the drive is not reset before they are done, or their
+//! registration is destroyed. Work requests in flight then fail, and end the connection.
+
+use hugemem::{DeviceLease, DeviceMemory};
+use nvme_fabrics::{Connection as _, Requests};
+use nvme_spec::Status;
+use nvme_spec::completion::StatusField;
+use nvme_target::{
+    Completed, Direction, KeyedBlock, KeyedBlocks, TargetCore, TransferReason, TransportId, Work,
+    WorkProgress,
+};
+use rdma::{Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest};
+
+use super::{Connection, Context};
+use crate::posted::{PostedKind, QueueDestroyed};
+use crate::slot::{Fetch, Response, SlotState, SlotTable};
+
+/// Requests of one connection with data in memory of devices at most, posted ones included: the
+/// slices of a drive are for all hosts.
+const REQUESTS_MAX: usize = 16;
+
+// The place of a request is a byte.
+const _: () = assert!(REQUESTS_MAX <= u8::MAX as usize);
+// Every in-capsule request is too small.
+const _: () = assert!(crate::config::IN_CAPSULE_BYTES_MAX < nvme_target::DEVICE_TRANSFER_BYTES_MIN);
+
+/// The status of a request whose memory has ended before it was accessed: the host sends it again.
+const LOST: Status = Status::COMMAND_INTERRUPTED;
+
+/// The user of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum User {
+    /// The request in a slot.
+    Slot(u16),
+    /// Posted work, whose slot is free.
+    Post,
+}
+
+#[derive(Debug)]
+struct Entry {
+    user: User,
+    /// The local key of the memory.
+    key: u32,
+    /// `None` while the target core has it.
+    lease: Option<DeviceLease>,
+}
+
+/// The memory of devices that a connection's requests use.
+#[derive(Debug, Default)]
+pub(super) struct DeviceTable {
+    entries: Box<[Option<Entry>]>,
+    used: usize,
+}
+
+impl DeviceTable {
+    /// The table of a connection of an I/O queue. Other connections have none.
+    pub(super) fn for_queue() -> Self {
+        Self {
+            entries: (0..REQUESTS_MAX).map(|_| None).collect(),
+            used: 0,
+        }
+    }
+
+    /// Bytes of its own storage.
+    pub(super) fn own_bytes(&self) -> usize {
+        size_of_val(&*self.entries)
+    }
+
+    /// Whether any request uses memory of a device.
+    #[inline]
+    pub(super) fn is_used(&self) -> bool {
+        self.used > 0
+    }
+
+    fn has_room(&self) -> bool {
+        self.used < self.entries.len()
+    }
+
+    fn insert(&mut self, entry: Entry) {
+        let place = self.entries.iter_mut().find(|it| it.is_none());
+        debug_assert!(place.is_some(), "the table has room");
+        if let Some(place) = place {
+            *place = Some(entry);
+            self.used += 1;
+        }
+    }
+
+    fn place_of(&self, slot: u16) -> Option<usize> {
+        let is_of =
+            |entry: &Option<Entry>| entry.as_ref().is_some_and(|it| it.user == User::Slot(slot));
+        self.entries.iter().position(is_of)
+    }
+
+    fn of_slot(&mut self, slot: u16) -> Option<&mut Entry> {
+        let place = self.place_of(slot)?;
+        self.entries[place].as_mut()
+    }
+
+    /// Removes an entry whose lease no device accesses.
+    fn remove(&mut self, place: usize) {
+        if let Some(Some(entry)) = self.entries.get_mut(place).map(Option::take) {
+            self.used -= 1;
+            if let Some(mut lease) = entry.lease {
+                lease.complete();
+            }
+        }
+    }
+
+    /// Removes the memory of a request of which no work request is in flight.
+    pub(super) fn release(&mut self, slot: u16) {
+        if let Some(place) = self.place_of(slot) {
+            self.remove(place);
+        }
+    }
+
+    /// Handles the completion of posted work.
+    #[cold]
+    pub(super) fn end_post(&mut self, place: u8) {
+        self.remove(usize::from(place));
+    }
+
+    /// Takes the memory with the data of a completed read back, and gives up that of other requests.
+    #[cold]
+    pub(super) fn completed(
+        &mut self,
+        slot: u16,
+        done: &Completed,
+        core: &mut TargetCore,
+        transport: TransportId,
+    ) {
+        let Some(entry) = self.of_slot(slot) else {
+            return;
+        };
+        if done.data.is_none() && done.bytes > 0 {
+            entry.lease = core.take_read_memory(transport, done.tag);
+        } else {
+            self.release(slot);
+        }
+    }
+
+    /// The requests were abandoned: keeps the memory of those that are being fetched, which the device
+    /// may still write, or whose responses are kept.
+    pub(super) fn abandon(&mut self, slots: &mut SlotTable) {
+        for place in 0..self.entries.len() {
+            if let Some(Entry {
+                user: User::Slot(slot),
+                ..
+            }) = self.entries[place]
+                && !matches!(
+                    slots.find(slot),
+                    Some(SlotState::FetchingData(_) | SlotState::Responding(_))
+                )
+            {
+                self.remove(place);
+            }
+        }
+    }
+
+    /// The queue pair was destroyed, so no work request is in flight.
+    pub(super) fn queue_destroyed(&mut self, _proof: &QueueDestroyed) {
+        (0..self.entries.len()).for_each(|place| self.remove(place));
+    }
+}
+
+impl<P: Provider> Connection<P> {
+    /// Begins a command with memory of its device; returns it if there is none.
+    pub(super) fn begin_with_device_memory(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        slot: u16,
+        mut work: Work,
+    ) -> Option<Work> {
+        let Some(queue) = self.queue else {
+            return Some(work);
+        };
+        let blocks = self.remotes[usize::from(slot)].blocks.len();
+        let (map, has_room) = (cx.map, self.in_device.has_room());
+        let mut key = None;
+        let check = |memory: &DeviceMemory| {
+            key = map.device_key(memory);
+            match (key, has_room) {
+                (None, _) => Err(TransferReason::Unregistered),
+                (_, false) => Err(TransferReason::Exhausted),
+                (Some(_), true) => Ok(()),
+            }
+        };
+        let taken = cx.core.take_device_memory(&mut work, blocks, check);
+        let (Some(lease), Some(key)) = (taken, key) else {
+            return Some(work);
+        };
+        self.in_device.insert(Entry {
+            user: User::Slot(slot),
+            key,
+            lease: Some(lease),
+        });
+        if work.direction() == Direction::ToHost {
+            self.execute_in_device(cx, slot, work);
+            return None;
+        }
+        let now = cx.now;
+        cx.core
+            .record_progress(queue, &mut work, WorkProgress::Fetches, now);
+        if self.reads_free == 0 {
+            cx.counters.read_waits.add(1);
+        }
+        *self.slots.state(slot) = SlotState::AwaitingFetch(Fetch::in_device(work));
+        self.waiting_reads.push_back(slot);
+        self.pump_reads(cx);
+        None
+    }
+
+    /// Executes a command whose data is, or will be, in memory of its device.
+    #[cold]
+    pub(super) fn execute_in_device(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work) {
+        let Some(queue) = self.queue else { return };
+        let entry = self.in_device.of_slot(slot);
+        let Some(mut lease) = entry.and_then(|it| it.lease.take()) else {
+            debug_assert!(false, "slot {slot} has no memory");
+            return;
+        };
+        // The reads of the host's memory have completed.
+        lease.complete();
+        let tag = self.token().with_slot(slot).into_bits();
+        match cx.core.execute_in_device(queue, tag, work, lease, cx.now) {
+            Some(done) => Requests::respond(self, cx, slot, done),
+            None => self.slots.set(slot, SlotState::Executing),
+        }
+    }
+
+    /// Posts as many reads of one request as may be outstanding, into memory of its device. Returns
+    /// false if that has ended before the first one.
+    #[cold]
+    pub(super) fn post_reads_in_device(
+        &mut self,
+        cx: &Context<'_, P>,
+        slot: u16,
+        fetch: &mut Fetch,
+    ) -> bool {
+        let allowed = u32::from(self.reads_free).min(self.sends.vacant());
+        let sequence = self.sends.next_sequence();
+        let bytes = fetch.work.bytes();
+        let mut requests = 0;
+        while requests < allowed && !fetch.is_posted() {
+            let (offset, missing) = (fetch.posted_bytes, bytes - fetch.posted_bytes);
+            let entry = self.in_device.of_slot(slot);
+            let Some((key, lease)) = entry.and_then(|it| Some((it.key, it.lease.as_mut()?))) else {
+                self.refused = true;
+                break;
+            };
+            if offset == 0 && !lease.begin_all_by_neighbour() {
+                return false;
+            }
+            let remotes = &self.remotes[usize::from(slot)];
+            let part = block_at(remotes, offset).and_then(|(remote, left)| {
+                let most = left.min(missing);
+                let piece = cx.map.piece_in_device(key, lease, offset as usize, most)?;
+                Some((remote, piece))
+            });
+            let Some((remote, piece)) = part else {
+                self.refused = true;
+                break;
+            };
+            let length = piece.length();
+            let last = requests + 1 == allowed || length == missing;
+            let request = SendRequest::new(
+                self.work_id(sequence, last),
+                SendOperation::Read(remote),
+                Payload::Memory(std::slice::from_ref(&piece)),
+            );
+            let request = request.signalled(last);
+            if self.queue_pair.queue_send(&request).is_err() {
+                self.refused = true;
+                break;
+            }
+            requests += 1;
+            fetch.posted_bytes += length;
+            cx.counters.bytes_into_devices.add(u64::from(length));
+        }
+        self.reads_posted(cx, slot, fetch, requests);
+        true
+    }
+
+    /// Fails a write whose memory has ended before it was fetched.
+    #[cold]
+    pub(super) fn fail_in_device(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work) {
+        cx.counters.device_memory_lost.add(1);
+        self.in_device.release(slot);
+        if let Some(queue) = self.queue {
+            let response = cx.core.reject(queue, work, LOST);
+            self.respond_without_data(cx, slot, response);
+        }
+    }
+
+    /// Number of writes for a response whose data is in memory of a device.
+    #[cold]
+    pub(super) fn writes_in_device(&self, slot: u16, bytes: u32) -> u32 {
+        let place = self.in_device.place_of(slot);
+        let entry = place.and_then(|it| self.in_device.entries[it].as_ref());
+        let slice_bytes = entry.and_then(|it| Some(it.lease.as_ref()?.memory().slice_bytes()));
+        let Some(slice_bytes) = slice_bytes else {
+            return 0;
+        };
+        let remotes = &self.remotes[usize::from(slot)];
+        let (mut offset, mut writes) = (0, 0);
+        while offset < bytes
+            && let Some((_, left)) = block_at(remotes, offset)
+        {
+            // Slices are smaller than 4 GiB.
+            let behind = slice_bytes as u32 - offset % slice_bytes as u32;
+            offset += left.min(behind).min(bytes - offset);
+            writes += 1;
+        }
+        writes
+    }
+
+    /// Queues a response with its data, which is in memory of a device. The send queue has room.
+    #[cold]
+    pub(super) fn post_in_device(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        slot: u16,
+        response: Response,
+    ) {
+        let Response {
+            mut capsule,
+            data: _no_data,
+            bytes,
+            timing,
+        } = response;
+        let sequence = self.sends.next_sequence();
+        let invalidate = self.remotes[usize::from(slot)].invalidate;
+        let place = self.in_device.place_of(slot);
+        let written = place.and_then(|place| self.write_from_device(cx, slot, place, bytes));
+        let (requests, kind) = match (written, place) {
+            (Some(writes), Some(place)) => {
+                // Fewer than `REQUESTS_MAX`.
+                let place = place as u8;
+                (writes + 1, PostedKind::ResponseInDevice { place })
+            }
+            _ => {
+                cx.counters.device_memory_lost.add(1);
+                self.in_device.release(slot);
+                capsule.status = StatusField::from_status(LOST);
+                (1, PostedKind::Response)
+            }
+        };
+        self.post_response(cx, sequence, &capsule, invalidate);
+        self.sends.push(requests, kind, None, cx.now);
+        cx.core.sent(timing, cx.now);
+    }
+
+    /// Queues the writes of a response's data. Returns their number, `None` if the memory has ended and
+    /// nothing is queued.
+    fn write_from_device(
+        &mut self,
+        cx: &Context<'_, P>,
+        slot: u16,
+        place: usize,
+        bytes: u32,
+    ) -> Option<u32> {
+        let sequence = self.sends.next_sequence();
+        let mut entry = self.in_device.entries[place].take()?;
+        let begun = entry
+            .lease
+            .as_mut()
+            .is_some_and(DeviceLease::begin_all_by_neighbour);
+        let mut writes = 0;
+        let mut offset = 0;
+        if let (true, Some(lease)) = (begun, &entry.lease) {
+            entry.user = User::Post;
+            while offset < bytes && !self.refused {
+                let remotes = &self.remotes[usize::from(slot)];
+                let part = block_at(remotes, offset).and_then(|(remote, left)| {
+                    let most = left.min(bytes - offset);
+                    let piece = cx
+                        .map
+                        .piece_in_device(entry.key, lease, offset as usize, most)?;
+                    Some((remote, piece))
+                });
+                let Some((remote, piece)) = part else {
+                    self.refused = true;
+                    break;
+                };
+                let length = piece.length();
+                let pieces = std::slice::from_ref(&piece);
+                if self.queue_write(cx, sequence, remote, pieces, 0) {
+                    cx.counters.bytes_from_devices.add(u64::from(length));
+                    writes += 1;
+                }
+                offset += length;
+            }
+        }
+        self.in_device.entries[place] = Some(entry);
+        begun.then_some(writes)
+    }
+}
+
+/// Where the byte at `offset` of a request's data is in the host's memory, and the number of bytes from
+/// there to the end of its block.
+fn block_at(remotes: &KeyedBlocks, offset: u32) -> Option<(RemoteAddress, u32)> {
+    let mut within = offset;
+    for KeyedBlock {
+        address,
+        key,
+        length,
+    } in &remotes.blocks
+    {
+        if within < *length {
+            let remote = RemoteAddress {
+                // A host's range that wraps is refused by its own device.
+                address: address.wrapping_add(u64::from(within)),
+                rkey: *key,
+            };
+            return Some((remote, length - within));
+        }
+        within -= length;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn remotes(lengths: &[u32]) -> KeyedBlocks {
+        let mut remotes = KeyedBlocks::default();
+        for (at, length) in (1..).zip(lengths) {
+            remotes.blocks.push(KeyedBlock {
+                address: at * 0x10_0000,
+                key: at as u32,
+                length: *length,
+            });
+        }
+        remotes
+    }
+
+    #[test]
+    fn bytes_are_found_in_their_blocks() {
+        let remotes = remotes(&[512, 4096, 512]);
+        for (offset, address, rkey, left) in [
+            (0, 0x10_0000, 1, 512),
+            (511, 0x10_01ff, 1, 1),
+            (512, 0x20_0000, 2, 4096),
+            (4607, 0x20_0fff, 2, 1),
+            (4608, 0x30_0000, 3, 512),
+        ] {
+            let expected = (RemoteAddress { address, rkey }, left);
+            assert_eq!(block_at(&remotes, offset), Some(expected));
+        }
+        assert_eq!(block_at(&remotes, 5120), None);
+        assert_eq!(block_at(&KeyedBlocks::default(), 0), None);
+    }
+
+    #[test]
+    fn addresses_that_wrap_do_not_panic() {
+        let mut remotes = remotes(&[4096]);
+        remotes.blocks[0].address = u64::MAX;
+        let found = block_at(&remotes, 1).map(|(remote, _)| remote.address);
+        assert_eq!(found, Some(0));
+    }
+}
