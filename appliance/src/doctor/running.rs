@@ -273,7 +273,7 @@ mod tests {
                 unregistered,
                 Verdict::Slow,
                 vec![
-                    "no network card",
+                    "No network card",
                     "rxe0: it registers no dma-buf",
                     "5 copies",
                 ],
