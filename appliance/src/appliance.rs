@@ -645,8 +645,9 @@ impl Appliance {
 
     /// Where files are served.
     pub(crate) fn files_addresses(&self) -> Vec<SocketAddr> {
-        let listeners = self.files.iter().flat_map(|it| it.listeners());
-        listeners.map(|(_, address)| *address).collect()
+        let listeners = self.files.as_ref().map(|it| it.listeners());
+        let listeners = listeners.iter().flat_map(|it| it.iter());
+        listeners.map(|it| it.address).collect()
     }
 
     /// The bound address of each configured listener.

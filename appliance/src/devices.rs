@@ -248,6 +248,12 @@ impl Devices {
         std::iter::once(arena.region()).chain(stores).collect()
     }
 
+    /// The memory of a RAM device.
+    pub(crate) fn regions_of_device(&self, name: &Name) -> impl Iterator<Item = &Region> {
+        let found = self.all.get(name).into_iter();
+        found.flat_map(|(_, opened)| opened.regions())
+    }
+
     /// Flushes cached data of files; logs the failures.
     pub(crate) fn flush_files(&self) -> bool {
         let mut flushed = true;
@@ -386,6 +392,11 @@ impl Opened {
             memory.grow(Arc::clone(&store));
             self.stores.push(store);
         }
+    }
+
+    /// Whether it is a file.
+    pub(crate) fn is_file(&self) -> bool {
+        matches!(self.kind, Kind::File(_))
     }
 
     /// The memory that network cards access.

@@ -1,6 +1,7 @@
 //! NFS as a service of the reactors: all volumes, shares and connections belong to the first
 //! reactor.
 
+mod changes;
 mod lost;
 #[cfg_attr(not(feature = "verbs"), path = "files/without_rdma.rs")]
 mod rdma;
@@ -12,6 +13,7 @@ use std::cell::RefCell;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -32,6 +34,7 @@ use files_tcp::{
     ServiceCounters, Sockets, VolumeLevels, system_time,
 };
 use hugemem::{Arena, Pool};
+use nvme_target::DeviceIndex;
 use reactors::ring::Receiver;
 use reactors::{Clock as _, InitError, Nanos, ReactorHandle, ReactorSetup};
 
@@ -43,8 +46,9 @@ use crate::messages::{MessageRings, NoResponse};
 use crate::reactor_setup::{ReactorParts, Service};
 use crate::state_directory::StateDirectory;
 use crate::volumes::{self, Obstacle, VolumeError};
+pub(crate) use changes::{PreparedListener, bind};
 use lost::Loss;
-use rdma::FileEndpoint;
+use rdma::{FileEndpoint, FileMemory};
 
 /// The reactor of the service.
 const REACTOR: usize = 0;
@@ -122,6 +126,15 @@ struct Parts {
     messages: Receiver<FileMessage>,
 }
 
+/// Where clients connect.
+#[derive(Clone, Debug)]
+pub(crate) struct BoundListener {
+    pub(crate) name: Name,
+    pub(crate) address: SocketAddr,
+    /// Its number in the service over TCP; `None` over RDMA.
+    number: Option<u32>,
+}
+
 /// A volume that is served.
 #[derive(Clone, Debug)]
 pub(crate) struct ServedVolume {
@@ -133,8 +146,14 @@ pub(crate) struct ServedVolume {
 
 /// The service of the whole appliance.
 pub(crate) struct Files {
-    /// Where clients connect, by listener.
-    listeners: Vec<(Name, SocketAddr)>,
+    listeners: ArcSwap<Vec<BoundListener>>,
+    /// The number of the next listener over TCP. The control path only.
+    next_listener: AtomicU32,
+    /// The memory of network cards, with listeners over RDMA.
+    rdma_memory: Option<FileMemory>,
+    /// Where clients are recorded, if they are not although there is a place: what it has is of an
+    /// earlier server.
+    unused_records: Option<PathBuf>,
     messages: MessageRings<FileMessage>,
     server: Arc<ServerCounters>,
     service: Arc<ServiceCounters>,
@@ -165,12 +184,13 @@ impl Files {
         let mut listeners = Vec::new();
         let mut endpoint = None;
         for listener in &config.files.listeners {
-            let address = match listener.transport {
+            let (address, number) = match listener.transport {
                 Transport::Tcp => {
                     let socket = listen(listener)?;
                     let address = socket.local_addr()?;
+                    let number = sockets.len() as u32;
                     sockets.push(socket);
-                    address
+                    (address, Some(number))
                 }
                 Transport::Rdma => {
                     if endpoint.is_none() {
@@ -179,10 +199,14 @@ impl Files {
                         endpoint = Some(FileEndpoint::open(listener, &regions)?);
                     }
                     let endpoint = endpoint.as_mut().expect("it was opened");
-                    endpoint.listen(listener)?
+                    (endpoint.listen(listener)?, None)
                 }
             };
-            listeners.push((listener.name.clone(), address));
+            listeners.push(BoundListener {
+                name: listener.name.clone(),
+                address,
+                number,
+            });
         }
         let pool = arena.pool(WAITERS_MAX);
         let mut volumes = Vec::new();
@@ -195,17 +219,26 @@ impl Files {
         let since = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
+        let path = state.file_clients(&config.appliance.name);
         let (clients, records) = match volumes.iter().all(files_store::Volume::is_volatile) {
             // There is nothing to reclaim, and the volumes are those of no earlier server.
             true => (FileClients::new(), None),
-            false => recorded_clients(state.file_clients(&config.appliance.name), cores),
+            false => recorded_clients(path.clone(), cores),
         };
+        let unused_records = path.filter(|_| records.is_none());
         let counters = Arc::<ServerCounters>::default();
         let time = system_time(Nanos::ZERO);
-        let (of_parts, options): (Vec<_>, Vec<_>) = part_options(&config.files).unzip();
+        let served = config.files.volumes.iter().zip(&of_volumes).enumerate();
+        let served = served.map(|(index, (volume, device))| ServedVolume {
+            name: volume.name.clone(),
+            levels: Arc::clone(&device.levels),
+            index: VolumeIndex(index),
+        });
+        let served: Vec<ServedVolume> = served.collect();
+        let (of_parts, options): (Vec<_>, Vec<_>) = part_options(&config.files, &served).unzip();
         let prepared = PartOptions::prepare_all(&options, &mut volumes, time);
         let parts = prepared.map_err(|(index, error)| PartError::new(of_parts[index], error))?;
-        let (shares, of_shares) = shares(&config.files, &parts, &SharesByName::new());
+        let (shares, of_shares) = shares(&config.files, &served, &parts, &SharesByName::new());
         let server = ServerOptions {
             identity: clients.identity.as_bytes().to_vec(),
             instance: since.as_nanos() as u64,
@@ -216,18 +249,12 @@ impl Files {
             counters: Arc::clone(&counters),
         };
         for share in &config.files.shares {
-            for (_, address) in &listeners {
+            for BoundListener { address, .. } in &listeners {
                 tracing::info!("share {} is served at {address}", share.name);
             }
         }
-        let served = config.files.volumes.iter().zip(&of_volumes).enumerate();
-        let served = served.map(|(index, (volume, device))| ServedVolume {
-            name: volume.name.clone(),
-            levels: Arc::clone(&device.levels),
-            index: VolumeIndex(index),
-        });
-        let served: Vec<ServedVolume> = served.collect();
         let (messages, receivers) = MessageRings::new(1);
+        let rdma_memory = endpoint.as_ref().map(FileEndpoint::memory);
         let parts = Parts {
             server,
             devices: of_volumes,
@@ -237,7 +264,10 @@ impl Files {
             messages: receivers.into_iter().next().expect("one reactor"),
         };
         Ok(Some(Arc::new(Self {
-            listeners,
+            next_listener: AtomicU32::new(listeners.len() as u32),
+            listeners: ArcSwap::from_pointee(listeners),
+            rdma_memory,
+            unused_records,
             messages,
             server: counters,
             service: Arc::default(),
@@ -249,9 +279,9 @@ impl Files {
         })))
     }
 
-    /// Where clients connect, by listener.
-    pub(crate) fn listeners(&self) -> &[(Name, SocketAddr)] {
-        &self.listeners
+    /// Where clients connect.
+    pub(crate) fn listeners(&self) -> Arc<Vec<BoundListener>> {
+        self.listeners.load_full()
     }
 
     pub(crate) fn server_counters(&self) -> &ServerCounters {
@@ -289,11 +319,12 @@ impl Files {
         files: &appliance_config::Files,
         event_loop: &mut dyn EventLoop,
     ) -> Result<(), SetSharesError> {
-        let (of_parts, parts): (Vec<_>, Vec<_>) = part_options(files).unzip();
+        let volumes = self.volumes();
+        let (of_parts, parts): (Vec<_>, Vec<_>) = part_options(files, &volumes).unzip();
         let message = |reply| FileMessage::PrepareParts { parts, reply };
         let prepared = self.messages.ask(REACTOR, event_loop, message)?;
         let parts = prepared.map_err(|(index, error)| PartError::new(of_parts[index], error))?;
-        let (shares, of_shares) = shares(files, &parts, &self.shares());
+        let (shares, of_shares) = shares(files, &volumes, &parts, &self.shares());
         let message = |reply| FileMessage::SetShares { shares, reply };
         self.messages.ask(REACTOR, event_loop, message)?;
         self.shares.store(Arc::new(of_shares));
@@ -438,27 +469,37 @@ fn opened(
 ) -> Result<(files_store::Volume, DeviceOfVolume), VolumeError> {
     let found = devices.get(&volume.device);
     let (place, device) = found.ok_or_else(|| VolumeError::new(volume, Obstacle::NoDevice))?;
-    let geometry = device.geometry();
-    let transfer = u64::from(geometry.max_transfer_blocks) * u64::from(geometry.block_size);
-    let of_volume = DeviceOfVolume {
-        place: usize::from(place.0),
-        block_bytes: geometry.block_size,
-        transfer_bytes: usize::try_from(transfer).unwrap_or(usize::MAX),
-        levels: Arc::default(),
-    };
+    let of_volume = device_of_volume(place, &**device);
     let backing = config.device(&volume.device).map(|it| &it.backing);
     let opened = match backing {
-        Some(Backing::Memory { .. }) => files_store::Volume::volatile(&VolatileOptions {
-            uuid: files_store::Uuid(*Uuid::new_v4().as_bytes()),
-            device_bytes: geometry.bytes(),
-            memory_bytes: volume.metadata_memory.bytes(),
-        }),
+        Some(Backing::Memory { .. }) => volatile_volume(volume, &**device),
         _ => {
             let mut queue = own_queue(volume, &**device, pool)?;
             volumes::open(volume, &mut queue)?
         }
     };
     Ok((opened, of_volume))
+}
+
+/// What the service needs to know of a device at a place.
+fn device_of_volume(place: DeviceIndex, device: &dyn Device) -> DeviceOfVolume {
+    let geometry = device.geometry();
+    let transfer = u64::from(geometry.max_transfer_blocks) * u64::from(geometry.block_size);
+    DeviceOfVolume {
+        place: usize::from(place.0),
+        block_bytes: geometry.block_size,
+        transfer_bytes: usize::try_from(transfer).unwrap_or(usize::MAX),
+        levels: Arc::default(),
+    }
+}
+
+/// An empty volume on a device in memory.
+fn volatile_volume(volume: &Volume, device: &dyn Device) -> files_store::Volume {
+    files_store::Volume::volatile(&VolatileOptions {
+        uuid: files_store::Uuid(*Uuid::new_v4().as_bytes()),
+        device_bytes: device.geometry().bytes(),
+        memory_bytes: volume.metadata_memory.bytes(),
+    })
 }
 
 /// A queue of a device for the control path.
@@ -503,13 +544,15 @@ fn clients(share: &Share) -> Clients {
 type SharesByName = Vec<(Name, Arc<ShareCounters>)>;
 
 /// What each share is of its volume.
-fn part_options(files: &appliance_config::Files) -> impl Iterator<Item = (&Share, PartOptions)> {
+fn part_options<'f>(
+    files: &'f appliance_config::Files,
+    volumes: &'f [ServedVolume],
+) -> impl Iterator<Item = (&'f Share, PartOptions)> {
     files.shares.iter().filter_map(|share| {
-        let mut volumes = files.volumes.iter();
         // A valid configuration names existing volumes.
-        let index = volumes.position(|volume| volume.name == share.volume)?;
+        let volume = volumes.iter().find(|it| it.name == share.volume)?;
         let options = PartOptions {
-            volume: VolumeIndex(index),
+            volume: volume.index,
             directory: share.directory.as_ref().map(ToString::to_string),
             files_max: share.max_files,
             bytes_max: share.max_size.map(ByteSize::bytes),
@@ -521,16 +564,21 @@ fn part_options(files: &appliance_config::Files) -> impl Iterator<Item = (&Share
 /// The shares of these parts, with their counters. Those that were there `before` keep theirs.
 fn shares(
     files: &appliance_config::Files,
+    volumes: &[ServedVolume],
     parts: &[Part],
     before: &SharesByName,
 ) -> (Vec<files_server::Share>, SharesByName) {
-    let names = files.shares.iter().map(|share| share.name.as_str());
+    // Those of volumes that are not served any more are left out.
+    let names = part_options(files, volumes).map(|(share, _)| share.name.as_str());
     let numbers = share_numbers(names);
     let counters = |name: &Name| {
         let known = before.iter().find(|(it, _)| it == name);
         known.map_or_else(Arc::default, |(_, it)| Arc::clone(it))
     };
-    let shares = numbers.into_iter().zip(part_options(files)).zip(parts);
+    let shares = numbers
+        .into_iter()
+        .zip(part_options(files, volumes))
+        .zip(parts);
     let share = |((number, (share, options)), part): ((u32, (&Share, PartOptions)), &Part)| {
         let served = files_server::Share {
             number: ShareNumber(number),

@@ -280,12 +280,15 @@ impl Reconciler {
 
     /// Closes devices that are no longer referenced.
     fn reap(&mut self) {
-        let transports = &self.transports;
+        let (transports, files) = (&self.transports, &self.files);
         self.unreaped.retain(|opened| {
             let is_unreferenced = opened.is_unreferenced();
             if is_unreferenced {
                 for region in opened.regions() {
                     transports.iter().for_each(|it| it.detach_memory(region));
+                    if let Some(files) = files {
+                        files.detach_memory(region);
+                    }
                 }
             }
             !is_unreferenced

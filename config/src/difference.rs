@@ -8,10 +8,10 @@ mod apply_step;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::files::{Files, Share};
+use crate::files::{FileListener, Files, Share, Volume};
 use crate::model::{
     Access, AnaEntry, Backing, Config, Device, DriveNamespace, Export, HostAuthentication, Key,
-    Listener, Mask, MaskedAccess, Namespace, RateLimit, RateScope,
+    Listener, Mask, MaskedAccess, Namespace, RateLimit, RateScope, Transport,
 };
 use crate::table::Table;
 use crate::value::{ByteSize, ControllerIds, ModelNumber, Name, Nqn, Period, SerialNumber};
@@ -168,6 +168,14 @@ pub enum Step {
     },
     /// Replaces the rate limits. Limits of removed devices and exports end before these are removed.
     ChangeRateLimits(Vec<RateLimit>),
+    /// Stops serving files at a listener over TCP, and closes its connections.
+    RemoveFileListener(Name),
+    /// Serves files at one more listener over TCP.
+    AddFileListener(FileListener),
+    /// Stops serving a volume, which has no share any more.
+    RemoveVolume(Name),
+    /// Opens a volume.
+    AddVolume(Volume),
     /// Replaces the shares of files.
     ChangeShares {
         /// The new shares.
@@ -252,6 +260,8 @@ impl Step {
             | Step::ChangeAccess { revokes: true, .. }
             | Step::ChangeIdentity { .. }
             | Step::DisconnectHosts { .. }
+            | Step::RemoveFileListener(_)
+            | Step::RemoveVolume(_)
             | Step::ChangeShares { revokes: true, .. }
             | Step::RemoveDevice(_) => Effect::Drain,
             Step::GrowDevice { .. }
@@ -271,6 +281,8 @@ impl Step {
             | Step::ChangeControllerIds { .. }
             | Step::AddNamespace { .. }
             | Step::ChangeRateLimits(_)
+            | Step::AddFileListener(_)
+            | Step::AddVolume(_)
             | Step::ChangeShares { revokes: false, .. }
             | Step::ChangeShutdownDeadline(_)
             | Step::ChangeControllers(_) => Effect::Live,
@@ -406,6 +418,18 @@ impl fmt::Display for Step {
                 let Namespace { nsid, device, .. } = namespace;
                 write!(f, "add namespace {nsid} ({device}) to {export}")
             }
+            Step::RemoveFileListener(name) => write!(f, "close file listener {name}"),
+            Step::AddFileListener(listener) => write!(
+                f,
+                "serve files at {} ({}) as {}",
+                listener.address,
+                listener.transport.word(),
+                listener.name
+            ),
+            Step::RemoveVolume(name) => write!(f, "close volume {name}"),
+            Step::AddVolume(volume) => {
+                write!(f, "open volume {} on device {}", volume.name, volume.device)
+            }
             Step::ChangeShares {
                 added,
                 changed,
@@ -467,6 +491,7 @@ impl Config {
                 steps.push(Step::RemoveListener(listener.name.clone()));
             }
         }
+        let kept_shares = comparison.push_file_removals(&mut steps);
         for device in &self.devices {
             if !comparison.keeps_device(&device.name) {
                 steps.push(Step::RemoveDevice(device.name.clone()));
@@ -496,9 +521,7 @@ impl Config {
         if !same_entries(&kept, &wanted.rate_limits) {
             steps.push(Step::ChangeRateLimits(wanted.rate_limits.clone()));
         }
-        if self.files.serves_all_but_shares(&wanted.files) {
-            steps.extend(change_of_shares(&self.files.shares, &wanted.files.shares));
-        }
+        comparison.push_file_additions(&kept_shares, &mut steps);
         let deadline = wanted.appliance.shutdown_deadline;
         if self.appliance.shutdown_deadline != deadline {
             steps.push(Step::ChangeShutdownDeadline(deadline));
@@ -519,8 +542,12 @@ impl Config {
             files: running.files.clone(),
             ..self.clone()
         };
-        if running.files.serves_all_but_shares(&self.files) {
-            config.files.shares.clone_from(&self.files.shares);
+        if running.files.changes_live(&self.files) {
+            config.files = self.files.clone();
+            let is_tcp = |it: &FileListener| it.transport == Transport::Tcp;
+            config.files.listeners.retain(is_tcp);
+            let rdma = running.files.listeners_of(Transport::Rdma);
+            config.files.listeners.extend(rdma.cloned());
         }
         config.appliance.take_live(&self.appliance);
         config.limits.take_live(&self.limits);
@@ -535,9 +562,67 @@ struct Comparison<'c> {
 }
 
 impl Comparison<'_> {
-    /// Whether the device stays open; it may grow. That of a volume stays until a restart.
+    /// Whether volumes change without a restart.
+    fn changes_files(&self) -> bool {
+        self.running.files.changes_live(&self.wanted.files)
+    }
+
+    /// Whether the volume stays open.
+    fn keeps_volume(&self, name: &Name) -> bool {
+        let wanted = self.wanted.files.volume(name);
+        let pair = self.running.files.volume(name).zip(wanted);
+        pair.is_some_and(|(now, then)| now == then && self.keeps_device(&now.device))
+    }
+
+    /// Removes the listeners and volumes of files that do not stay, with their shares. Returns the
+    /// shares that are left.
+    fn push_file_removals(&self, steps: &mut Vec<Step>) -> Vec<Share> {
+        let (running, wanted) = (&self.running.files, &self.wanted.files);
+        if !self.changes_files() {
+            return running.shares.clone();
+        }
+        for listener in running.listeners_of(Transport::Tcp) {
+            if wanted.listener(&listener.name) != Some(listener) {
+                steps.push(Step::RemoveFileListener(listener.name.clone()));
+            }
+        }
+        let kept = running.shares.iter();
+        let kept: Vec<Share> = kept
+            .filter(|it| self.keeps_volume(&it.volume))
+            .cloned()
+            .collect();
+        steps.extend(change_of_shares(&running.shares, &kept));
+        for volume in &running.volumes {
+            if !self.keeps_volume(&volume.name) {
+                steps.push(Step::RemoveVolume(volume.name.clone()));
+            }
+        }
+        kept
+    }
+
+    /// Adds the volumes, shares and listeners of files that do not stay as they are.
+    fn push_file_additions(&self, kept_shares: &[Share], steps: &mut Vec<Step>) {
+        let (running, wanted) = (&self.running.files, &self.wanted.files);
+        if !self.changes_files() {
+            return;
+        }
+        for volume in &wanted.volumes {
+            if !self.keeps_volume(&volume.name) {
+                steps.push(Step::AddVolume(volume.clone()));
+            }
+        }
+        steps.extend(change_of_shares(kept_shares, &wanted.shares));
+        for listener in wanted.listeners_of(Transport::Tcp) {
+            if running.listener(&listener.name) != Some(listener) {
+                steps.push(Step::AddFileListener(listener.clone()));
+            }
+        }
+    }
+
+    /// Whether the device stays open; it may grow. That of a volume stays until a restart if that is
+    /// what takes to change the volume.
     fn keeps_device(&self, name: &Name) -> bool {
-        if self.running.files.uses(name) {
+        if self.running.files.uses(name) && !self.changes_files() {
             return true;
         }
         let pair = self.running.device(name).zip(self.wanted.device(name));
@@ -845,13 +930,17 @@ fn restarts(running: &Config, wanted: &Config) -> Vec<Step> {
     );
     restarts_of("limits", &running.limits, &wanted.limits, &mut steps);
     restarts_of("control", &running.control, &wanted.control, &mut steps);
-    let files = (&running.files, &wanted.files);
-    restart_of_list("volume", &files.0.volumes, &files.1.volumes, &mut steps);
-    if !files.0.serves_all_but_shares(files.1) {
-        restart_of_list("share", &files.0.shares, &files.1.shares, &mut steps);
+    let (now, then) = (&running.files, &wanted.files);
+    if now.changes_live(then) {
+        let rdma = |files: &Files| -> Vec<FileListener> {
+            files.listeners_of(Transport::Rdma).cloned().collect()
+        };
+        restart_of_list("file_listener", &rdma(now), &rdma(then), &mut steps);
+    } else {
+        restart_of_list("volume", &now.volumes, &then.volumes, &mut steps);
+        restart_of_list("share", &now.shares, &then.shares, &mut steps);
+        restart_of_list("file_listener", &now.listeners, &then.listeners, &mut steps);
     }
-    let listeners = (&files.0.listeners, &files.1.listeners);
-    restart_of_list("file_listener", listeners.0, listeners.1, &mut steps);
     steps
 }
 

@@ -125,11 +125,26 @@ pub struct Files {
 }
 
 impl Files {
-    /// Whether files are served, and `other` differs in nothing but shares: these change without a
-    /// restart.
-    pub(crate) fn serves_all_but_shares(&self, other: &Self) -> bool {
-        let (volumes, listeners) = (&other.volumes, &other.listeners);
-        !self.listeners.is_empty() && self.volumes == *volumes && self.listeners == *listeners
+    /// Whether files are served before and after the change to `other`: then it takes no restart, but
+    /// for listeners over RDMA.
+    pub fn changes_live(&self, other: &Self) -> bool {
+        !self.listeners.is_empty() && !other.listeners.is_empty()
+    }
+
+    /// The listeners over a transport.
+    pub fn listeners_of(&self, transport: Transport) -> impl Iterator<Item = &FileListener> {
+        let listeners = self.listeners.iter();
+        listeners.filter(move |it| it.transport == transport)
+    }
+
+    /// The volume of that name.
+    pub fn volume(&self, name: &Name) -> Option<&Volume> {
+        self.volumes.iter().find(|it| it.name == *name)
+    }
+
+    /// The listener of that name.
+    pub fn listener(&self, name: &Name) -> Option<&FileListener> {
+        self.listeners.iter().find(|it| it.name == *name)
     }
 
     /// Whether two shares have the same files.

@@ -85,7 +85,7 @@ impl Files {
         }
     }
 
-    fn forget_loss(&self, volume: &Name) {
+    pub(super) fn forget_loss(&self, volume: &Name) {
         self.losses().retain(|it| it.volume != *volume);
     }
 

@@ -2,10 +2,11 @@
 //! the listeners.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use appliance_config::{Config, FileListener, Transport};
 use files_rdma::{
@@ -13,7 +14,7 @@ use files_rdma::{
 };
 use files_service::FileCore;
 use hugemem::{Arena, Region};
-use rdma::{Error, Provider as _, Unavailable, Verbs};
+use rdma::{DomainMemory, Error, Provider as _, Unavailable, Verbs};
 use reactors::Poller;
 
 /// Why a listener cannot be opened.
@@ -44,7 +45,11 @@ impl RdmaError {
 }
 
 /// The devices and listeners.
-pub(super) struct FileEndpoint(Endpoint<Verbs>);
+pub(super) struct FileEndpoint {
+    endpoint: Endpoint<Verbs>,
+    /// The first addresses of the registered regions.
+    attached: BTreeSet<usize>,
+}
 
 impl FileEndpoint {
     /// Registers memory with every network card, for a listener.
@@ -52,14 +57,25 @@ impl FileEndpoint {
         let failed = |cause| RdmaError::new(listener, cause);
         let unavailable = |cause: Unavailable| failed(EndpointError::Unavailable(cause.into()));
         let provider = Verbs::open().map_err(unavailable)?;
-        Endpoint::new(&provider, regions).map(Self).map_err(failed)
+        Ok(Self {
+            endpoint: Endpoint::new(&provider, regions).map_err(failed)?,
+            attached: regions.iter().map(|it| it.base_address()).collect(),
+        })
     }
 
     /// Listens on the address of a listener. Returns it with the assigned port.
     pub(super) fn listen(&mut self, listener: &FileListener) -> Result<SocketAddr, RdmaError> {
         let address = listener.address.socket_addr();
-        let bound = self.0.listen(address);
+        let bound = self.endpoint.listen(address);
         bound.map_err(|cause| RdmaError::new(listener, cause))
+    }
+
+    /// The memory that the network cards access.
+    pub(super) fn memory(&self) -> FileMemory {
+        FileMemory {
+            domains: self.endpoint.domains().to_vec(),
+            attached: Mutex::new(self.attached.clone()),
+        }
     }
 
     /// The poller of the reactor.
@@ -72,11 +88,47 @@ impl FileEndpoint {
         let service = RdmaFileService::new(RdmaFileOptions {
             core,
             arena,
-            endpoint: self.0,
+            endpoint: self.endpoint,
             counters,
         })?;
         let poller = RdmaFilePoller::new(Rc::new(RefCell::new(service)))?;
         Ok(poller.into_poller())
+    }
+}
+
+/// The registered memory of the network cards.
+pub(super) struct FileMemory {
+    domains: Vec<Arc<DomainMemory<Verbs>>>,
+    /// The first addresses of the registered regions. The control path only.
+    attached: Mutex<BTreeSet<usize>>,
+}
+
+impl FileMemory {
+    fn attached(&self) -> MutexGuard<'_, BTreeSet<usize>> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers memory of a device with every network card, unless it is.
+    pub(super) fn attach(&self, region: &Region) -> Result<(), String> {
+        if !self.attached().insert(region.base_address()) {
+            return Ok(());
+        }
+        for domain in &self.domains {
+            if let Err(error) = domain.attach_region(region) {
+                self.detach(region);
+                return Err(format!("memory cannot be registered for RDMA: {error}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the registration.
+    pub(super) fn detach(&self, region: &Region) {
+        if self.attached().remove(&region.base_address()) {
+            for domain in &self.domains {
+                domain.detach_region(region);
+            }
+        }
     }
 }
 

@@ -424,7 +424,7 @@ fn files(files: &Files) -> FilesSample {
         addresses: files
             .listeners()
             .iter()
-            .map(|(name, address)| (name.clone(), address.to_string()))
+            .map(|it| (it.name.clone(), it.address.to_string()))
             .collect(),
         operations: operations.filter(|it| it.executed > 0).collect(),
     }

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use appliance_config::{
-    Backing, ByteSize, Config, Device, Effect, Key, KeySource, Listener, Name, Step, Transport,
+    Backing, ByteSize, Config, Device, Effect, FileListener, Key, KeySource, Listener, Name, Step,
+    Transport, Volume,
 };
 use hugemem::Region;
 
@@ -18,8 +19,10 @@ use crate::devices::{DeviceError, Opened};
 use crate::error::with_causes;
 use crate::event_loop::{EventLoop, aside};
 use crate::exports::BoundPort;
+use crate::files::{self, PreparedListener};
 use crate::keys::{KeySecret, Keys};
 use crate::observe::model::{ApplyAnswer, ApplyStep, OutstandingCommands, StepState};
+use crate::volumes;
 
 /// How a configuration is applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +55,12 @@ pub(super) struct Prepared {
     pub(super) retained: BTreeMap<Name, Opened>,
     /// Kept devices that are to be added again.
     pub(super) to_reopen: BTreeMap<Name, Opened>,
+    /// Listeners of files that are bound.
+    pub(super) file_listeners: BTreeMap<Name, PreparedListener>,
+    /// Volumes in memory that were removed, kept until it is certain that they are not needed.
+    pub(super) retained_volumes: BTreeMap<Name, Box<files_store::Volume>>,
+    /// Kept volumes that are to be served again.
+    pub(super) volumes_to_restore: BTreeMap<Name, Box<files_store::Volume>>,
     /// Secrets that were read and are not in use yet.
     pub(super) secrets: BTreeMap<Name, KeySecret>,
     /// Opened files must lie below one of these directories; `None`: anywhere.
@@ -286,6 +295,8 @@ impl Reconciler {
         // Devices opened for the wanted configuration are not the previous ones.
         prepared.devices.clear();
         prepared.listeners.clear();
+        prepared.file_listeners.clear();
+        prepared.volumes_to_restore = std::mem::take(&mut prepared.retained_volumes);
         prepared.secrets.clear();
         // The previous configuration may have files anywhere.
         prepared.allowed_paths = None;
@@ -383,6 +394,12 @@ impl Reconciler {
                         prepared.listeners.insert(listener.name.clone(), port);
                     })
                 }
+                Step::AddFileListener(listener) if !self.file_address_conflicts(listener) => {
+                    files::bind(listener).map(|bound| {
+                        prepared.file_listeners.insert(listener.name.clone(), bound);
+                    })
+                }
+                Step::AddVolume(volume) => self.check_volume(volume, (plan, &prepared), event_loop),
                 Step::AddKey(key) | Step::ChangeKey(key) => read_key(&self.keys, key, event_loop)
                     .map(|secret| {
                         prepared.secrets.insert(key.name.clone(), secret);
@@ -470,6 +487,45 @@ impl Reconciler {
         let mut listeners = self.config.listeners.iter();
         let is_alike = |it: &Listener| it.transport == listener.transport;
         listeners.any(|it| is_alike(it) && it.address.overlaps(address))
+    }
+
+    /// Whether a running listener of files has the address of `listener`, which is to replace it.
+    fn file_address_conflicts(&self, listener: &FileListener) -> bool {
+        let mut running = self.config.files.listeners_of(Transport::Tcp);
+        running.any(|it| it.address.overlaps(listener.address))
+    }
+
+    /// Checks that a volume can be served, as far as its device is open: a drive that is opened for it
+    /// is not.
+    fn check_volume(
+        &self,
+        volume: &Volume,
+        (plan, prepared): (&[Planned], &Prepared),
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<(), String> {
+        let is_added = |it: &Planned| match &it.step {
+            Step::AddDevice(device) => device.name == volume.device,
+            _ => false,
+        };
+        if !plan.iter().any(is_added) {
+            let files = self.files.as_deref();
+            return files.map_or(Ok(()), |files| {
+                files.check_volume(volume, &self.config, &self.devices, event_loop)
+            });
+        }
+        let opened = prepared.devices.get(&volume.device);
+        let Some(opened) = opened.filter(|it| it.is_file()) else {
+            return Ok(());
+        };
+        let Some(arena) = &self.arena else {
+            return Ok(());
+        };
+        aside(event_loop, || {
+            let pool = arena.pool(1);
+            let queue = files::own_queue(volume, &*opened.device, &pool);
+            let found = queue.and_then(|mut queue| volumes::identify(volume, &mut queue));
+            found.map(drop).map_err(|error| with_causes(&error))
+        })
     }
 
     /// Opens a device, which may be slow.
@@ -572,8 +628,11 @@ fn no_transport(transport: Transport) -> String {
 
 /// Why no step is carried out, if so.
 impl Reconciler {
-    /// Why an export cannot have the device of a volume, which is served until a restart.
+    /// Why an export cannot have the device of a volume, if that is served until a restart.
     fn exports_volume(&self, wanted: &Config) -> Option<String> {
+        if self.config.files.changes_live(&wanted.files) {
+            return None;
+        }
         let mut namespaces = wanted.exports.iter().flat_map(|export| &export.namespaces);
         let taken = namespaces.find(|it| self.config.files.uses(&it.device))?;
         Some(format!(

@@ -12,6 +12,7 @@ use crate::devices::Opened;
 use crate::error::{Failure, with_causes};
 use crate::event_loop::{EventLoop, aside};
 use crate::fabrics::ControlMessage;
+use crate::files::{self, Files};
 use crate::observe::model::OutstandingCommands;
 use crate::transports::Listening;
 
@@ -77,6 +78,37 @@ impl Reconciler {
                 self.change(step)?;
                 Ok(Vec::new())
             }
+            Step::RemoveFileListener(name) => {
+                self.served_files()?.remove_listener(name, event_loop)?;
+                self.change(step)?;
+                Ok(Vec::new())
+            }
+            Step::AddFileListener(listener) => {
+                let bound = match prepared.file_listeners.remove(&listener.name) {
+                    Some(bound) => bound,
+                    None => files::bind(listener)?,
+                };
+                self.served_files()?
+                    .add_listener(listener, bound, event_loop)?;
+                self.change(step)?;
+                Ok(Vec::new())
+            }
+            Step::RemoveVolume(name) => {
+                let removed = self.served_files()?.remove_volume(name, event_loop)?;
+                if let Some(volume) = removed {
+                    prepared.retained_volumes.insert(name.clone(), volume);
+                }
+                self.change(step)?;
+                Ok(Vec::new())
+            }
+            Step::AddVolume(volume) => {
+                let before = prepared.volumes_to_restore.remove(&volume.name);
+                let of_devices = (&self.config, &self.devices);
+                self.served_files()?
+                    .add_volume(volume, of_devices, before, event_loop)?;
+                self.change(step)?;
+                Ok(Vec::new())
+            }
             Step::ChangeShares { .. } => {
                 let before = self.config.clone();
                 self.change(step)?;
@@ -129,6 +161,12 @@ impl Reconciler {
             Step::Restart { .. } => Err("only a restart can do that".to_owned()),
         };
         cut_off.map(StepEnd::from)
+    }
+
+    /// The file service, which exists where a step changes it.
+    fn served_files(&self) -> Result<&Files, String> {
+        let files = self.files.as_deref();
+        files.ok_or_else(|| "no files are served: restart the appliance".to_owned())
     }
 
     /// Applies a step to the configuration and the target; changes nothing on failure.

@@ -130,6 +130,18 @@ impl Config {
                 self.rate_limits.clone_from(limits);
                 Some(())
             }
+            Step::RemoveFileListener(name) => {
+                remove(&mut self.files.listeners, |it| it.name == *name)
+            }
+            Step::AddFileListener(listener) => {
+                self.files.listeners.push(listener.clone());
+                Some(())
+            }
+            Step::RemoveVolume(name) => remove(&mut self.files.volumes, |it| it.name == *name),
+            Step::AddVolume(volume) => {
+                self.files.volumes.push(volume.clone());
+                Some(())
+            }
             Step::ChangeShares { shares, .. } => {
                 self.files.shares.clone_from(shares);
                 Some(())

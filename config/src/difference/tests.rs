@@ -477,6 +477,11 @@ fn files_change_with_a_restart_and_keep_their_devices() {
 /// A configuration that serves files by one share.
 fn with_files() -> Config {
     let mut config = demo();
+    let device = Device {
+        name: "ram".parse().unwrap(),
+        ..config.devices[0].clone()
+    };
+    config.devices.push(device);
     config.files = generated_files();
     config
 }
@@ -555,18 +560,95 @@ fn shares_change_without_a_restart() {
     assert!(matches!(&steps[..], [(Effect::Drain, _)]), "{steps:?}");
 }
 
-/// They need what only a restart adds.
+fn texts(running: &Config, wanted: &Config) -> Vec<(Effect, String)> {
+    let steps = running.difference(wanted);
+    let mut now = running.clone();
+    for step in &steps {
+        if step.effect() != Effect::Restart {
+            assert!(now.apply_step(step), "{step}");
+        }
+    }
+    assert_eq!(now.difference(&wanted.without_restarts(running)), []);
+    let described = |step: &Step| (step.effect(), step.to_string());
+    steps.iter().map(described).collect()
+}
+
+/// Shares end before their volumes, volumes before their devices, and the other way round.
 #[test]
-fn shares_of_other_volumes_and_listeners_take_a_restart() {
+fn volumes_and_listeners_change_without_a_restart() {
     let running = with_files();
-    let mut other = running.clone();
-    other.files.volumes[0].metadata_memory = ByteSize::from_mib(2);
-    other.files.shares.pop();
+    let mut wanted = running.clone();
+    wanted.devices.push(Device {
+        name: "more".parse().unwrap(),
+        ..running.devices[0].clone()
+    });
+    wanted.files.volumes.push(Volume {
+        name: "more".parse().unwrap(),
+        device: "more".parse().unwrap(),
+        ..running.files.volumes[0].clone()
+    });
+    wanted.files.shares[1].volume = "more".parse().unwrap();
+    wanted.files.listeners[0].address = "127.0.0.1:2050".parse().unwrap();
+    wanted.files.listeners.push(FileListener {
+        name: "other".parse().unwrap(),
+        ..running.files.listeners[0].clone()
+    });
+    let expected = [
+        (Effect::Drain, "close file listener nfs"),
+        (Effect::Live, "open device more (memory)"),
+        (Effect::Live, "open volume more on device more"),
+        (Effect::Drain, "change what is shared: change b"),
+        (Effect::Live, "serve files at 127.0.0.1:2050 (tcp) as nfs"),
+        (Effect::Live, "serve files at 127.0.0.1:2049 (tcp) as other"),
+    ];
+    let expected = expected.map(|(effect, text)| (effect, text.to_owned()));
+    assert_eq!(texts(&running, &wanted), expected);
+    let expected = [
+        (Effect::Drain, "close file listener nfs"),
+        (Effect::Drain, "close file listener other"),
+        (Effect::Drain, "change what is shared: end b"),
+        (Effect::Drain, "close volume more"),
+        (Effect::Drain, "close device more"),
+        (Effect::Live, "change what is shared: add b"),
+        (Effect::Live, "serve files at 127.0.0.1:2049 (tcp) as nfs"),
+    ];
+    let expected = expected.map(|(effect, text)| (effect, text.to_owned()));
+    assert_eq!(texts(&wanted, &running), expected);
+    // A volume of other settings is another one.
+    let mut changed = running.clone();
+    changed.files.volumes[0].metadata_memory = ByteSize::from_mib(2);
+    let expected = [
+        (Effect::Drain, "change what is shared: end a, b"),
+        (Effect::Drain, "close volume files"),
+        (Effect::Live, "open volume files on device ram"),
+        (Effect::Live, "change what is shared: add a, b"),
+    ];
+    let expected = expected.map(|(effect, text)| (effect, text.to_owned()));
+    assert_eq!(texts(&running, &changed), expected);
+}
+
+/// The service exists since the start or not at all, and its RDMA devices too.
+#[test]
+fn the_first_and_the_last_listener_and_those_over_rdma_take_a_restart() {
+    let running = with_files();
     let mut unserved = running.clone();
     unserved.files.listeners.clear();
     let mut shared = unserved.clone();
     shared.files.shares.pop();
-    for (running, wanted) in [(&running, &other), (&unserved, &shared)] {
+    let mut rdma = running.clone();
+    rdma.files.listeners.push(FileListener {
+        name: "rdma".parse().unwrap(),
+        transport: Transport::Rdma,
+        address: "127.0.0.1:20049".parse().unwrap(),
+    });
+    let pairs = [
+        (&running, &unserved),
+        (&unserved, &running),
+        (&unserved, &shared),
+        (&running, &rdma),
+        (&rdma, &running),
+    ];
+    for (running, wanted) in pairs {
         let steps = running.difference(wanted);
         let is_restart = |step: &Step| step.effect() == Effect::Restart;
         assert!(

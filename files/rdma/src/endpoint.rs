@@ -82,6 +82,12 @@ impl<P: Provider> Endpoint<P> {
         })
     }
 
+    /// The memory of each device, for the control thread.
+    #[must_use]
+    pub fn domains(&self) -> &[Arc<DomainMemory<P>>] {
+        &self.domains
+    }
+
     /// Listens on an address. Returns it with the assigned port.
     ///
     /// # Errors

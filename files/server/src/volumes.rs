@@ -1,7 +1,7 @@
 //! Volumes that come and go while the server runs: one whose device was gone is lost, and replaced
 //! after it was opened again; others are added, and removed without shares.
 
-use files_store::{NumberMap, Volume};
+use files_store::{NumberMap, VolatileOptions, Volume};
 
 use crate::execution::{Current, Execution, Waiting};
 use crate::place::{Place, VolumeIndex};
@@ -73,10 +73,10 @@ impl Server {
         self.volumes[index.0] = volume;
     }
 
-    /// Adds a volume without shares, at the place of one that was removed or at a new one.
+    /// Adds a volume without shares, at the place of one that was taken or at the next new one.
     ///
     /// # Panics
-    /// Panics if the place has a volume that is not lost.
+    /// Panics if the place has a volume, or is none of these.
     pub fn add_volume(&mut self, index: VolumeIndex, volume: Volume) {
         match self.volumes.get_mut(index.0) {
             Some(place) => {
@@ -88,6 +88,21 @@ impl Server {
                 self.volumes.push(volume);
             }
         }
+    }
+
+    /// Takes a volume that has no share any more. Its place is lost until [`Self::add_volume`].
+    ///
+    /// The caller has ended every execution that [uses](Self::is_used_by) the volume.
+    pub fn take_volume(&mut self, index: VolumeIndex) -> Volume {
+        let place = &mut self.volumes[index.0];
+        let mut lost = Volume::volatile(&VolatileOptions {
+            uuid: place.uuid(),
+            device_bytes: 0,
+            memory_bytes: 0,
+        });
+        lost.lose();
+        self.unclosed.retain(|(volume, _)| *volume != index);
+        std::mem::replace(place, lost)
     }
 
     /// Whether a share has the volume.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use block::{ClientId, Completions, DeviceClient, DeviceSet};
-use files_server::{Now, Record, Resumption, Server, Step};
+use files_server::{Now, Record, Resumption, Server, Step, VolumeIndex};
 use files_spec::xdr::{Payload, Placement};
 use files_store::{Time, Volume};
 use hugemem::{Lease, Pool};
@@ -25,10 +25,10 @@ use crate::limits::{
     CONNECTIONS_MAX, DEVICE_REQUESTS_MAX, PIECES_IN_FLIGHT_MAX, RECORDS_BYTES_MAX, REQUESTS_MAX,
     REQUESTS_PER_CONNECTION_MAX, REQUESTS_PER_VOLUME_MAX, TICK_MS, UNSENT_BYTES_MAX, VOLUMES_MAX,
 };
-use crate::observed::{FileMessage, ServiceCounters, VolumeLevels};
+use crate::observed::{FileMessage, ListenerChange, ServiceCounters, VolumeLevels};
 use crate::transfer::{Device, Fetching, Next, Source, Transfer};
 use crate::volume_requests::{VolumeRequests, volume_of_tag};
-use volumes::Returning;
+use volumes::{Removing, Returning};
 
 /// The device of a volume.
 #[derive(Clone, Debug)]
@@ -142,6 +142,12 @@ pub struct FileCore {
     has_volume_requests: bool,
     /// Volumes that take the places of lost ones when no request uses these any more.
     returning: Vec<Returning>,
+    /// Volumes that are returned to the control path when nothing uses them any more.
+    removing: Vec<Removing>,
+    /// Places whose volume was removed.
+    vacant: Vec<VolumeIndex>,
+    /// Changes of the listeners over TCP.
+    listener_changes: VecDeque<ListenerChange>,
     /// Requests of the control path to devices.
     accesses: Accesses,
     /// Complete replies of each transport.
@@ -200,6 +206,9 @@ impl FileCore {
             volume_requests: volumes.map(requests).collect(),
             has_volume_requests: true,
             returning: Vec::new(),
+            removing: Vec::new(),
+            vacant: Vec::new(),
+            listener_changes: VecDeque::new(),
             accesses: Accesses::default(),
             devices,
             set,
@@ -665,8 +674,11 @@ impl FileCore {
     fn set_levels(&self) {
         self.counters.connections.set(self.connections.len() as u64);
         self.counters.requests_in_flight.set(self.jobs.len() as u64);
-        for (levels, volume) in self.levels.iter().zip(self.server.volumes()) {
-            levels.set(volume);
+        let volumes = self.server.volumes().iter().enumerate();
+        for (levels, (index, volume)) in self.levels.iter().zip(volumes) {
+            if !self.vacant.contains(&VolumeIndex(index)) {
+                levels.set(volume);
+            }
         }
     }
 

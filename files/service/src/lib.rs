@@ -23,5 +23,5 @@ pub use accesses::{Access, AccessOperation, Accessed};
 pub use connections::{ConnectionKey, Connections, Link, TransportIndex};
 pub use core::{CoreOptions, DeviceOfVolume, Fetch, FileCore, RecordStore, system_time};
 pub use job::{Job, JobKey, Jobs};
-pub use observed::{FileMessage, ServiceCounters, VolumeLevels};
+pub use observed::{FileMessage, ListenerChange, ServiceCounters, VolumeLevels};
 pub use transfer::{PayloadPart, Segment};

@@ -1,5 +1,6 @@
 //! What other threads see of the service, and what they ask it for.
 
+use std::net::TcpListener;
 use std::sync::mpsc::Sender;
 
 use files_server::{ClientReport, Part, PartOptions, Share, VolumeIndex};
@@ -7,6 +8,7 @@ use files_store::{Error, Volume, VolumeUse};
 use reactors::Counter;
 
 use crate::accesses::Access;
+use crate::core::DeviceOfVolume;
 
 /// What an operator asks the service for. A response is dropped if its receiver is gone.
 #[derive(Debug)]
@@ -50,11 +52,57 @@ pub enum FileMessage {
         /// Answers when it is served.
         reply: Sender<()>,
     },
+    /// Serve one more volume, which has no share yet.
+    AddVolume {
+        /// The volume.
+        volume: Box<Volume>,
+        /// Its device.
+        device: DeviceOfVolume,
+        /// The receiver of the response: its place, or the volume if there is none.
+        reply: Sender<Result<VolumeIndex, Box<Volume>>>,
+    },
+    /// Return a volume when no request uses it any more and all of its changes are durable.
+    RemoveVolume {
+        /// Its place.
+        index: VolumeIndex,
+        /// The receiver of the response: the volume; `None` if a share has it.
+        reply: Sender<Option<Box<Volume>>>,
+    },
+    /// Keep a volume that is to be removed and is still there.
+    KeepVolume {
+        /// Its place.
+        index: VolumeIndex,
+        /// The receiver of the response: whether it was still there.
+        reply: Sender<bool>,
+    },
+    /// Change a listener of a transport.
+    ChangeListener(ListenerChange),
     /// Replace the shares.
     SetShares {
         /// The new ones.
         shares: Vec<Share>,
         /// Answers when they are served.
+        reply: Sender<()>,
+    },
+}
+
+/// A change of the listeners over TCP.
+#[derive(Debug)]
+pub enum ListenerChange {
+    /// Accept connections of one more listener, which does not block.
+    Add {
+        /// A number that no other listener has.
+        number: u32,
+        /// The listener.
+        listener: TcpListener,
+        /// The receiver of the response: whether connections are accepted.
+        reply: Sender<bool>,
+    },
+    /// Close a listener and its connections. Their requests continue.
+    Remove {
+        /// Its number.
+        number: u32,
+        /// Answers when they are closed.
         reply: Sender<()>,
     },
 }

@@ -60,6 +60,8 @@ impl Outgoing {
 #[derive(Debug)]
 pub(crate) struct Connection<S> {
     pub(crate) stream: S,
+    /// The number of its listener.
+    pub(crate) listener: u32,
     pub(crate) receiver: Receiver,
     /// Complete replies, in the order of their completion.
     outgoing: VecDeque<Outgoing>,
@@ -76,9 +78,10 @@ pub(crate) struct Connection<S> {
 }
 
 impl<S> Connection<S> {
-    pub(crate) fn new(stream: S, now_ms: u64) -> Self {
+    pub(crate) fn new(stream: S, listener: u32, now_ms: u64) -> Self {
         Self {
             stream,
+            listener,
             receiver: Receiver::new(),
             outgoing: VecDeque::with_capacity(REQUESTS_PER_CONNECTION_MAX),
             sent: 0,

@@ -65,6 +65,25 @@ pub trait Network {
     /// Closes all listeners.
     fn close_listeners(&mut self);
 
+    /// The number of a listener, by which it is closed.
+    fn listener_number(&self, listener: usize) -> u32 {
+        listener as u32
+    }
+
+    /// Accepts connections of one more listener with this number, which does not block.
+    ///
+    /// # Errors
+    /// The system's, or that this network has fixed listeners.
+    fn add_listener(&mut self, number: u32, listener: TcpListener) -> io::Result<()> {
+        let _ = (number, listener);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Closes the listener with this number.
+    fn close_listener(&mut self, number: u32) {
+        let _ = number;
+    }
+
     /// Reports from now on when a descriptor is readable.
     ///
     /// # Errors
@@ -93,27 +112,28 @@ pub trait Network {
 
 /// Sockets of the kernel, with epoll.
 pub struct Sockets {
-    listeners: Vec<TcpListener>,
+    /// With their numbers.
+    listeners: Vec<(u32, TcpListener)>,
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
 }
 
 impl Sockets {
-    /// A network with these listeners, which do not block.
+    /// A network with these listeners, which do not block. Their numbers begin with 0.
     ///
     /// # Errors
     /// The system's, if epoll fails.
     pub fn new(listeners: Vec<TcpListener>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let data = epoll::EventData::new_u64(LISTENERS);
-        for listener in &listeners {
-            epoll::add(&epoll, listener, data, EventFlags::IN)?;
-        }
-        Ok(Self {
-            listeners,
+        let mut network = Self {
+            listeners: Vec::new(),
             epoll,
             events: Vec::with_capacity(EVENTS_MAX),
-        })
+        };
+        for (number, listener) in (0..).zip(listeners) {
+            network.add_listener(number, listener)?;
+        }
+        Ok(network)
     }
 }
 
@@ -133,7 +153,7 @@ impl Network for Sockets {
 
     fn accept(&mut self, listener: usize) -> Option<(TcpStream, IpAddr)> {
         loop {
-            let (stream, address) = self.listeners[listener].accept().ok()?;
+            let (stream, address) = self.listeners[listener].1.accept().ok()?;
             let is_set = stream
                 .set_nonblocking(true)
                 .and_then(|()| stream.set_nodelay(true));
@@ -149,7 +169,7 @@ impl Network for Sockets {
             writable: false,
         };
         let data = epoll::EventData::new_u64(LISTENERS);
-        for listener in &self.listeners {
+        for (_, listener) in &self.listeners {
             if let Err(error) = epoll::modify(&self.epoll, listener, data, flags(interest)) {
                 tracing::error!(%error, "a listener for files cannot be watched");
             }
@@ -158,6 +178,21 @@ impl Network for Sockets {
 
     fn close_listeners(&mut self) {
         self.listeners.clear();
+    }
+
+    fn listener_number(&self, listener: usize) -> u32 {
+        self.listeners[listener].0
+    }
+
+    fn add_listener(&mut self, number: u32, listener: TcpListener) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(LISTENERS);
+        epoll::add(&self.epoll, &listener, data, EventFlags::IN)?;
+        self.listeners.push((number, listener));
+        Ok(())
+    }
+
+    fn close_listener(&mut self, number: u32) {
+        self.listeners.retain(|it| it.0 != number);
     }
 
     fn add_signal(&mut self, source: BorrowedFd<'_>) -> io::Result<()> {

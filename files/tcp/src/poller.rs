@@ -51,6 +51,9 @@ impl<N: Network> Poller for FilePoller<N> {
         service.poll_network(&mut self.ready);
         service.tick(now);
         let mut work = service.core_mut().carry_out_messages(now);
+        if work > 0 {
+            work += service.change_listeners();
+        }
         for ready in &self.ready {
             work += match *ready {
                 Ready::Listeners => service.accept(now),

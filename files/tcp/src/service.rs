@@ -11,8 +11,8 @@ use block::{ClientId, Completions, DeviceClient, DeviceSet};
 use files_server::Server;
 use files_service::limits::{BORROWED_MS, CONNECTIONS_MAX, STALL_MS, TICK_MS};
 use files_service::{
-    ConnectionKey, Connections, CoreOptions, DeviceOfVolume, FileCore, FileMessage, RecordStore,
-    ServiceCounters, TransportIndex,
+    ConnectionKey, Connections, CoreOptions, DeviceOfVolume, FileCore, FileMessage, ListenerChange,
+    RecordStore, ServiceCounters, TransportIndex,
 };
 use files_store::Time;
 use hugemem::Pool;
@@ -144,20 +144,54 @@ impl<N: Network> FileService<N> {
                     break;
                 };
                 accepted += 1;
-                self.begin_connection(stream, client, now);
+                let number = self.network.listener_number(listener);
+                self.begin_connection(stream, client, number, now);
             }
         }
         self.watch_listeners();
         accepted
     }
 
-    fn begin_connection(&mut self, stream: N::Stream, client: IpAddr, now: Nanos) {
+    /// Changes the listeners as operators ask. Returns the number of changes.
+    pub(crate) fn change_listeners(&mut self) -> usize {
+        let mut count = 0;
+        loop {
+            let Some(change) = self.core_mut().next_listener_change() else {
+                return count;
+            };
+            count += 1;
+            // A response without a receiver is not needed.
+            let _ = match change {
+                ListenerChange::Add {
+                    number,
+                    listener,
+                    reply,
+                } => {
+                    let added = self.network.add_listener(number, listener);
+                    self.watch_listeners();
+                    reply.send(added.is_ok()).is_ok()
+                }
+                ListenerChange::Remove { number, reply } => {
+                    self.network.close_listener(number);
+                    for key in self.connections.keys() {
+                        let connection = self.connections.get_mut(key);
+                        if connection.is_some_and(|it| it.listener == number) {
+                            self.close(key);
+                        }
+                    }
+                    reply.send(()).is_ok()
+                }
+            };
+        }
+    }
+
+    fn begin_connection(&mut self, stream: N::Stream, client: IpAddr, listener: u32, now: Nanos) {
         let Some(key) = self.core_mut().connect(TransportIndex::Tcp, client) else {
             return;
         };
         match self.network.add(&stream, key.to_u64()) {
             Ok(()) => {
-                let connection = Connection::new(stream, now.as_millis());
+                let connection = Connection::new(stream, listener, now.as_millis());
                 self.connections.put(key, connection);
             }
             Err(_) => self.core_mut().disconnect(key),

@@ -370,3 +370,72 @@ fn errors_of_the_medium_are_errors_of_the_request() {
     assert_eq!(stage.read(0, 8192), Ok(vec![1; 8192]));
     assert!(stage.appliance.stop_quietly());
 }
+
+/// The configuration without the volume on the drive.
+fn without_drive() -> Config {
+    let mut config = configuration();
+    config.files.volumes.remove(0);
+    config.files.shares.remove(0);
+    let drive = "drive".parse().expect("a name");
+    config.devices.retain(|it| it.name != drive);
+    config
+}
+
+fn try_apply(appliance: &mut Appliance, wanted: &Config) -> crate::observe::model::ApplyAnswer {
+    let options = crate::reconciler::ApplyOptions::default();
+    let reconciler = appliance.reconciler();
+    reconciler.apply(wanted, options, &mut RealTime(|_| {}))
+}
+
+/// A volume on a drive is added, used, closed and added again while the reactors run. A drive without a
+/// format changes nothing, also where a volume in memory had to be closed before.
+#[test]
+fn volumes_on_drives_are_added_and_removed_live() {
+    let mut stage = Stage::new();
+    assert_eq!(stage.write(Stable::FILE_SYNC, 0, b"kept").0, Status::OK);
+    for _ in 0..3 {
+        let removed = try_apply(&mut stage.appliance, &without_drive());
+        assert!(removed.applied, "{removed:#?}");
+        assert_eq!(stage.read(0, 4), Err(Status::NOENT));
+        let added = try_apply(&mut stage.appliance, &configuration());
+        assert!(added.applied, "{added:#?}");
+        stage.slot.open(&mut stage.connection).expect("it is there");
+        assert_eq!(stage.read(0, 4), Ok(b"kept".to_vec()));
+        assert_eq!(stage.write(Stable::FILE_SYNC, 0, b"kept").0, Status::OK);
+    }
+    // Drive B has no volume. The volume in memory is closed before that is known.
+    let create = [
+        Operation::PutRootFh(()),
+        Operation::Lookup(files_client_testing::name("other")),
+        files_client_testing::create_file("g"),
+    ];
+    let answer = stage.slot.call(&mut stage.connection, &create);
+    assert_eq!(answer.parts().0, Status::OK);
+    let mut wanted = configuration();
+    let mut device = wanted.devices[1].clone();
+    device.name = "b".parse().expect("a name");
+    if let Backing::Nvme(settings) = &mut device.backing {
+        settings.pci = "02:00.0".parse().expect("an address");
+    }
+    wanted.devices.push(device);
+    wanted.files.volumes[1].name = "renamed".parse().expect("a name");
+    wanted.files.shares[1].volume = "renamed".parse().expect("a name");
+    let mut volume = wanted.files.volumes[0].clone();
+    volume.name = "b".parse().expect("a name");
+    volume.device = "b".parse().expect("a name");
+    wanted.files.volumes.push(volume);
+    let refused = try_apply(&mut stage.appliance, &wanted);
+    let reason = refused.failure_reason().expect("a reason");
+    assert!(
+        !refused.applied && reason.contains("windlass volume format b"),
+        "{refused:#?}"
+    );
+    let lookup = [
+        Operation::PutRootFh(()),
+        Operation::Lookup(files_client_testing::name("other")),
+        Operation::Lookup(files_client_testing::name("g")),
+    ];
+    let answer = stage.slot.call(&mut stage.connection, &lookup);
+    assert_eq!(answer.parts().0, Status::OK, "it is as it was");
+    assert!(stage.appliance.stop_quietly());
+}

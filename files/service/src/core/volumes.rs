@@ -1,21 +1,33 @@
 //! The volumes of the service: their requests, and the change of volumes while it serves.
 
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use files_server::VolumeIndex;
 use files_store::Volume;
 use reactors::{Nanos, ring};
 
-use super::FileCore;
+use super::{DeviceOfVolume, FileCore};
 use crate::job::JobKey;
-use crate::observed::FileMessage;
+use crate::limits::VOLUMES_MAX;
+use crate::observed::{FileMessage, ListenerChange};
+use crate::transfer::Device;
 use crate::volume_requests::VolumeRequests;
+
+/// Limit of the places of volumes, also of removed ones that requests still refer to.
+const PLACES_MAX: usize = 4 * VOLUMES_MAX;
 
 /// A volume that takes the place of a lost one.
 pub(super) struct Returning {
     index: VolumeIndex,
     volume: Box<Volume>,
     reply: Sender<()>,
+}
+
+/// A volume that is to be removed.
+pub(super) struct Removing {
+    index: VolumeIndex,
+    reply: Sender<Option<Box<Volume>>>,
 }
 
 impl FileCore {
@@ -62,7 +74,7 @@ impl FileCore {
                 self.lose_volume(index, now);
             }
         }
-        lost + self.replace_volumes()
+        lost + self.replace_volumes() + self.remove_volumes()
     }
 
     /// Ends all that is done with a volume whose device is gone. Its clients ask again.
@@ -110,6 +122,74 @@ impl FileCore {
             let _ = returning.reply.send(());
         }
         replaced
+    }
+
+    /// Returns volumes that are to be removed and that nothing uses any more. Returns their number.
+    fn remove_volumes(&mut self) -> usize {
+        if self.removing.is_empty() {
+            return 0;
+        }
+        let mut removed = 0;
+        for removing in std::mem::take(&mut self.removing) {
+            let index = removing.index;
+            let volume = &self.server.volumes()[index.0];
+            let has_ended = volume.is_volatile() || volume.has_failed() || volume.is_idle();
+            let is_shared = self.server.is_shared(index);
+            let may_answer = is_shared || has_ended && self.is_unused(index);
+            if !may_answer {
+                self.removing.push(removing);
+                continue;
+            }
+            removed += 1;
+            let taken = (!is_shared).then(|| {
+                self.volume_requests[index.0] = None;
+                self.vacant.push(index);
+                Box::new(self.server.take_volume(index))
+            });
+            // A response without a receiver is not needed.
+            let _ = removing.reply.send(taken);
+        }
+        removed
+    }
+
+    /// Serves one more volume. Returns it if there is no place for it.
+    fn add_volume(
+        &mut self,
+        volume: Box<Volume>,
+        device: &DeviceOfVolume,
+    ) -> Result<VolumeIndex, Box<Volume>> {
+        let places = self.server.volumes().len();
+        let unused = (0..self.vacant.len()).find(|it| self.is_unused(self.vacant[*it]));
+        let index = match unused {
+            Some(it) => self.vacant.swap_remove(it),
+            None if places - self.vacant.len() < VOLUMES_MAX && places < PLACES_MAX => {
+                VolumeIndex(places)
+            }
+            None => return Err(volume),
+        };
+        let transfer = device.transfer_bytes.min(self.pool.max_transfer());
+        let levels = Arc::clone(&device.levels);
+        let device = Device::new(device.place, device.block_bytes, transfer);
+        let requests = (!volume.is_volatile())
+            .then(|| VolumeRequests::new(index.0, device, &self.set, &self.pool));
+        levels.set(&volume);
+        self.server.add_volume(index, *volume);
+        if index.0 == self.devices.len() {
+            self.devices.push(device);
+            self.volume_requests.push(requests);
+            self.levels.push(levels);
+        } else {
+            self.devices[index.0] = device;
+            self.volume_requests[index.0] = requests;
+            self.levels[index.0] = levels;
+        }
+        self.has_volume_requests = true;
+        Ok(index)
+    }
+
+    /// The next change of the listeners over TCP.
+    pub fn next_listener_change(&mut self) -> Option<ListenerChange> {
+        self.listener_changes.pop_front()
     }
 
     /// Whether neither a request of a client nor one of the volume itself is in flight for it.
@@ -162,6 +242,24 @@ impl FileCore {
                 }
                 FileMessage::Access(access) => {
                     self.accesses.push(access);
+                    true
+                }
+                FileMessage::AddVolume {
+                    volume,
+                    device,
+                    reply,
+                } => reply.send(self.add_volume(volume, &device)).is_ok(),
+                FileMessage::RemoveVolume { index, reply } => {
+                    self.returning.retain(|it| it.index != index);
+                    self.removing.push(Removing { index, reply });
+                    true
+                }
+                FileMessage::KeepVolume { index, reply } => {
+                    self.removing.retain(|it| it.index != index);
+                    reply.send(!self.vacant.contains(&index)).is_ok()
+                }
+                FileMessage::ChangeListener(change) => {
+                    self.listener_changes.push_back(change);
                     true
                 }
                 FileMessage::PrepareReplacement { index, reply } => {
