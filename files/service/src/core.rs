@@ -191,12 +191,13 @@ impl FileCore {
         assert_eq!(devices.len(), server.volumes().len());
         assert_eq!(records.is_some(), server.keeps_records());
         let transfer_max = pool.max_transfer();
-        let device = |it: &DeviceOfVolume| {
+        let device = |(it, volume): (&DeviceOfVolume, &Volume)| {
             let bytes = it.transfer_bytes.min(transfer_max);
-            Device::new(it.place, it.block_bytes, bytes)
+            Device::new(it.place, it.block_bytes, bytes, !volume.is_volatile())
         };
         let levels = devices.iter().map(|it| Arc::clone(&it.levels)).collect();
-        let devices: Vec<Device> = devices.iter().map(device).collect();
+        let of_volumes = devices.iter().zip(server.volumes());
+        let devices: Vec<Device> = of_volumes.map(device).collect();
         let volumes = devices.iter().zip(server.volumes()).enumerate();
         let requests = |(index, (device, volume)): (usize, (&Device, &Volume))| {
             (!volume.is_volatile()).then(|| VolumeRequests::new(index, *device, &set, &pool))

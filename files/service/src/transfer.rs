@@ -21,15 +21,23 @@ pub(crate) struct Device {
     pub(crate) block_bytes: u64,
     /// Limit of a request in bytes, a multiple of the volume's blocks.
     pub(crate) piece_bytes: u64,
+    /// Whether the volume is durable, so that it can be opened again when the device was gone.
+    may_return: bool,
 }
 
 impl Device {
-    pub(crate) fn new(place: usize, block_bytes: u32, transfer_bytes: usize) -> Self {
+    pub(crate) fn new(
+        place: usize,
+        block_bytes: u32,
+        transfer_bytes: usize,
+        may_return: bool,
+    ) -> Self {
         let piece = transfer_bytes.min(PIECE_BYTES_MAX) as u64;
         Self {
             place,
             block_bytes: u64::from(block_bytes),
             piece_bytes: (piece / BLOCK_BYTES).max(1) * BLOCK_BYTES,
+            may_return,
         }
     }
 }
@@ -411,12 +419,13 @@ impl Transfer {
     /// The device is gone: nothing more is submitted.
     pub(crate) fn lose(&mut self) {
         self.has_failed = true;
-        self.is_gone = true;
+        self.is_gone = self.device.may_return;
     }
 
     fn fail(&mut self, error: DeviceError) {
         self.has_failed = true;
-        self.is_gone |= error == DeviceError::Removed || is_interruption(error);
+        let is_gone = error == DeviceError::Removed || is_interruption(error);
+        self.is_gone |= is_gone && self.device.may_return;
     }
 
     /// A request of a piece has completed.
