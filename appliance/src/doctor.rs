@@ -15,6 +15,7 @@ mod memory;
 mod network;
 mod pages;
 mod running;
+mod volumes;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -219,6 +220,7 @@ fn examine(
     findings.extend(drives::check(machine, config, &cores));
     findings.extend(network::check(machine, config, &cores));
     findings.extend(files::check(machine, config));
+    findings.extend(volumes::check(config));
     let verdicts = findings.iter().map(|finding| finding.verdict);
     Report {
         config: file.map(|file| file.display().to_string()),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use appliance_config::{Config, ControlSocket};
 
-use super::Finding;
+use super::{Finding, volumes};
 use crate::client::{Client, SocketArguments};
 use crate::observe::model::{
     self, AnaStatus, AnaWord, BUFFER_WAIT_MAX_NS, DeviceStatus, DriveMemoryStatus, MemoryStatus,
@@ -31,6 +31,7 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
     findings.extend(status.devices.iter().filter_map(damage_of));
     findings.extend(status.devices.iter().filter_map(damaged_reservations_of));
     findings.extend(status.devices.iter().filter_map(data_path_of));
+    findings.extend(status.files.iter().flat_map(volumes::of));
     findings.extend(inaccessible_groups(&status.ana));
     findings.extend(lost_rdma(&status.transports));
     findings
