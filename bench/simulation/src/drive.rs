@@ -516,14 +516,16 @@ fn options(
             ShadowDoorbells::Poll,
         ]),
         sgl: random.pick(&[SglRules::Unsupported, SglRules::Any, SglRules::Dword]),
-        controller_memory: random.coin().then_some(ControllerMemoryOptions {
-            bytes: match data_path(number) {
-                DataPath::Host => 64 << 10,
-                DataPath::DeviceMemory => 1 << 20,
+        controller_memory: (random.coin() || allows_memory(number)).then_some(
+            ControllerMemoryOptions {
+                bytes: match data_path(number) {
+                    DataPath::Host => 64 << 10,
+                    DataPath::DeviceMemory => 1 << 20,
+                },
+                placed_by_host: true,
+                holds_data: data_path(number) == DataPath::DeviceMemory,
             },
-            placed_by_host: true,
-            holds_data: data_path(number) == DataPath::DeviceMemory,
-        }),
+        ),
         optional_commands: random.permille(700),
         write_zeroes_code: random.pick(&[0, 1, 4]),
         namespaces: vec![EmulatedNamespace::new(

@@ -74,6 +74,12 @@ impl Appliance {
                 "{placed} connections are placed, and {connections} are there"
             ));
         }
+        let slices = self.slices_in_use();
+        if slices > 0 {
+            return Err(format!(
+                "{slices} slices of the memory of drives are in use at rest"
+            ));
+        }
         let classes = self.arena.counters().classes;
         let taken: u64 = classes.iter().map(|class| class.taken).sum();
         if leases_at_rest.is_some_and(|most| taken > most) {

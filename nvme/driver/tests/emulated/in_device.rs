@@ -1,9 +1,10 @@
 //! Reads and writes whose data is in the drive's own memory, without a byte in the arena.
 
-use std::sync::Arc;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
 
 use block::{CompletionBatch, DeviceError, Operation, Refusal, Request};
-use hugemem::{AddressSpace, DeviceLease, DeviceMemory, Sharing};
+use hugemem::{AddressSpace, DeviceLease, DeviceMemory, ExportUser, Sharing};
 use nvme_driver::DriveOptions;
 use nvme_driver_testing::{
     ControllerMemoryOptions, EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule,
@@ -304,4 +305,73 @@ fn memory_ends_before_the_drive_is_reset() {
     assert!(!Arc::ptr_eq(&memory, &lab.memory));
     let mut lease = memory.take().expect("free");
     assert_eq!(lab.run(1, request(WRITE, 0, 1), &mut lease), Ok(()));
+}
+
+/// A registration with a device outside of the address space, such as a network card: it has the
+/// descriptor until it ends.
+#[derive(Debug)]
+struct Card {
+    descriptor: Mutex<Option<OwnedFd>>,
+}
+
+impl Card {
+    fn register(memory: &DeviceMemory) -> Arc<Self> {
+        let mut registered = None;
+        let exported = memory.export_to(|buffer| {
+            let descriptor = buffer.as_fd().try_clone_to_owned()?;
+            let card = Arc::new(Self {
+                descriptor: Mutex::new(Some(descriptor)),
+            });
+            registered = Some(Arc::clone(&card));
+            Ok::<_, std::io::Error>(card as Arc<dyn ExportUser>)
+        });
+        exported.expect("a descriptor");
+        registered.expect("registered")
+    }
+
+    fn is_registered(&self) -> bool {
+        self.descriptor.lock().expect("unpoisoned").is_some()
+    }
+}
+
+impl ExportUser for Card {
+    fn end_access(&self) {
+        drop(self.descriptor.lock().expect("unpoisoned").take());
+    }
+}
+
+/// Before the drive is stopped, registrations of other devices end, after their work requests in flight
+/// or when those take too long.
+#[test]
+fn registrations_end_before_the_drive_stops() {
+    for completes in [true, false] {
+        let mut lab = Lab::new(emulated(true, true));
+        let card = Card::register(&lab.memory);
+        let mut lease = lab.memory.take_slices(2).expect("free");
+        assert!(lease.begin_all_by_neighbour());
+        lab.rig.control.fail();
+        let step = |lab: &mut Lab| {
+            lab.rig.step(MS);
+            lab.clients.iter_mut().for_each(|it| drop(it.turn()));
+        };
+        for _ in 0..5 {
+            step(&mut lab);
+        }
+        assert!(lab.memory.has_ended());
+        assert!(card.is_registered(), "work requests are in flight");
+        if completes {
+            lease.complete();
+        }
+        let deadline = lab.rig.now + PATIENCE;
+        while !lab.rig.is_ready() || lab.rig.drive.counters().recoveries == 0 {
+            assert!(lab.rig.now < deadline);
+            step(&mut lab);
+        }
+        assert!(!card.is_registered());
+        assert_eq!(lab.rig.control.counters().illegal_accesses, 0);
+        lease.complete();
+        let again = lab.rig.device(1).device_memory().expect("it holds data");
+        assert_ne!(again.number(), lab.memory.number());
+        assert!(Card::register(&again).is_registered());
+    }
 }
