@@ -341,6 +341,10 @@ impl<P: Provider> Connection<P> {
             (Some(writes), Some(place)) => {
                 // Fewer than `REQUESTS_MAX`.
                 let place = place as u8;
+                if self.refused {
+                    // The connection ends with this turn; its host must not believe in the data.
+                    capsule.status = StatusField::from_status(Status::DATA_TRANSFER_ERROR);
+                }
                 (writes + 1, PostedKind::ResponseInDevice { place })
             }
             _ => {
