@@ -142,6 +142,8 @@ fn assert_over(stage: &mut Stage, memory: &DeviceMemory, lost: u64) {
     }
     let counters = memory.counters();
     assert_eq!((u64::from(counters.taken), counters.lost), (lost, lost));
+    let core = stage.target.core_counters(0).expect("one core");
+    assert_eq!(core.stale_completions.get(), 0);
     assert_eq!(stage.arena.take_dma_violation(), None);
 }
 

@@ -11,7 +11,7 @@ use block_testing::{
     OperationKinds, TestMemory, When,
 };
 use hugemem::DeviceMemory;
-use nvme_target::HostPathReason;
+use nvme_target::{HostPathReason, TransferReason};
 use reactors::sim::Seeded;
 
 use super::across::{Named, PLAIN_DEVICE, RAM_DEVICE, begin_across, ready, run_across};
@@ -586,4 +586,26 @@ fn random_copies_are_those_of_a_model() {
             story(seed);
         }
     }
+}
+
+/// Reads and writes over a transport that does not access memory of devices take the arena, by reason.
+#[test]
+fn reads_and_writes_of_other_transports_are_counted() {
+    let mut lab = Lab::allowed(8);
+    let reasons = |lab: &Lab| {
+        let totals = lab.world.target.transfer_totals(RAM_DEVICE);
+        assert_eq!((totals.reads, totals.writes, totals.failed), (0, 0, 0));
+        [TransferReason::Small, TransferReason::Transport].map(|it| totals.reason(it))
+    };
+    let before = reasons(&lab);
+    lab.expect(RAM, 3, &[4, 5]);
+    assert_eq!(reasons(&lab), [before[0] + 1, before[1]]);
+    for core in &mut lab.world.nodes {
+        core.core.set_device_transfer_bytes_min(1024);
+    }
+    lab.expect(RAM, 3, &[4, 5]);
+    assert_eq!(reasons(&lab), [before[0] + 1, before[1] + 1]);
+    let memory = lab.memory.current();
+    assert_eq!(memory.counters().leases, 0);
+    lab.assert_over(&memory, 0);
 }
