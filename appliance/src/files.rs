@@ -469,7 +469,7 @@ fn opened(
 ) -> Result<(files_store::Volume, DeviceOfVolume), VolumeError> {
     let found = devices.get(&volume.device);
     let (place, device) = found.ok_or_else(|| VolumeError::new(volume, Obstacle::NoDevice))?;
-    let of_volume = device_of_volume(place, &**device);
+    let of_volume = device_of_volume(volume, config, (place, &**device));
     let backing = config.device(&volume.device).map(|it| &it.backing);
     let opened = match backing {
         Some(Backing::Memory { .. }) => volatile_volume(volume, &**device),
@@ -482,13 +482,19 @@ fn opened(
 }
 
 /// What the service needs to know of a device at a place.
-fn device_of_volume(place: DeviceIndex, device: &dyn Device) -> DeviceOfVolume {
+fn device_of_volume(
+    volume: &Volume,
+    config: &Config,
+    (place, device): (DeviceIndex, &dyn Device),
+) -> DeviceOfVolume {
+    let backing = config.device(&volume.device).map(|it| &it.backing);
     let geometry = device.geometry();
     let transfer = u64::from(geometry.max_transfer_blocks) * u64::from(geometry.block_size);
     DeviceOfVolume {
         place: usize::from(place.0),
         block_bytes: geometry.block_size,
         transfer_bytes: usize::try_from(transfer).unwrap_or(usize::MAX),
+        keeps_cache: matches!(backing, Some(Backing::Nvme(_))),
         levels: Arc::default(),
     }
 }

@@ -72,7 +72,7 @@ impl Files {
         let (place, device) = found
             .ok_or_else(|| VolumeError::new(volume, Obstacle::NoDevice))
             .map_err(|error| with_causes(&error))?;
-        let of_volume = device_of_volume(place, &**device);
+        let of_volume = device_of_volume(volume, config, (place, &**device));
         // They stay registered as long as the device is open: replies may be sent from them.
         for region in devices.regions_of_device(&volume.device) {
             self.attach_memory(region)?;

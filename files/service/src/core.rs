@@ -39,6 +39,10 @@ pub struct DeviceOfVolume {
     pub block_bytes: u32,
     /// Limit of one request in bytes.
     pub transfer_bytes: usize,
+    /// Whether a request that a reset has interrupted leaves what completed before in the device's
+    /// cache, as a reset of a drive does. Otherwise a flush that has failed is not repeated: its
+    /// success would say nothing about what the failed one has lost.
+    pub keeps_cache: bool,
     /// Where the levels of the volume are published.
     pub levels: Arc<VolumeLevels>,
 }
@@ -193,7 +197,7 @@ impl FileCore {
         let transfer_max = pool.max_transfer();
         let device = |(it, volume): (&DeviceOfVolume, &Volume)| {
             let bytes = it.transfer_bytes.min(transfer_max);
-            Device::new(it.place, it.block_bytes, bytes, !volume.is_volatile())
+            Device::new(it, bytes, !volume.is_volatile())
         };
         let levels = devices.iter().map(|it| Arc::clone(&it.levels)).collect();
         let of_volumes = devices.iter().zip(server.volumes());

@@ -7,6 +7,7 @@ use files_store::limits::BLOCK_BYTES;
 use files_store::{MovePiece, Range};
 use hugemem::{Borrow, Data, Lease, Pool};
 
+use crate::core::DeviceOfVolume;
 use crate::limits::{PIECE_BYTES_MAX, REPEATS_MAX};
 
 /// The bytes of holes in files.
@@ -23,21 +24,19 @@ pub(crate) struct Device {
     pub(crate) piece_bytes: u64,
     /// Whether the volume is durable, so that it can be opened again when the device was gone.
     may_return: bool,
+    /// Whether a flush that a reset has interrupted is repeated.
+    pub(crate) keeps_cache: bool,
 }
 
 impl Device {
-    pub(crate) fn new(
-        place: usize,
-        block_bytes: u32,
-        transfer_bytes: usize,
-        may_return: bool,
-    ) -> Self {
+    pub(crate) fn new(device: &DeviceOfVolume, transfer_bytes: usize, may_return: bool) -> Self {
         let piece = transfer_bytes.min(PIECE_BYTES_MAX) as u64;
         Self {
-            place,
-            block_bytes: u64::from(block_bytes),
+            place: device.place,
+            block_bytes: u64::from(device.block_bytes),
             piece_bytes: (piece / BLOCK_BYTES).max(1) * BLOCK_BYTES,
             may_return,
+            keeps_cache: device.keeps_cache,
         }
     }
 }

@@ -67,6 +67,12 @@ impl Moving {
         self.has_failed || self.must_repeat || self.submitted >= self.length()
     }
 
+    /// Whether it is repeated after an interruption.
+    fn may_repeat(&self, keeps_cache: bool) -> bool {
+        let is_flush = matches!(self.request.operation, DiskOperation::Flush);
+        self.repeats < REPEATS_MAX && (keeps_cache || !is_flush)
+    }
+
     fn is_over(&self) -> bool {
         let has_ended = self.has_failed || !self.must_repeat && self.is_submitted();
         has_ended && self.outstanding == 0
@@ -256,18 +262,19 @@ impl VolumeRequests {
         {
             self.kept = Some(lease);
         }
-        let volume = self.volume;
+        let (volume, keeps_cache) = (self.volume, self.device.keeps_cache);
         let found = self.moving.iter_mut().find(|it| it.tag(volume) == tag);
         if let Some(moving) = found {
             moving.outstanding = moving.outstanding.saturating_sub(1);
             match result {
                 Ok(()) => {}
-                Err(error) if is_interruption(error) && moving.repeats < REPEATS_MAX => {
+                Err(error) if is_interruption(error) && moving.may_repeat(keeps_cache) => {
                     moving.must_repeat = true;
                 }
                 Err(error) => {
                     moving.has_failed = true;
-                    self.is_gone |= error == DeviceError::Removed || is_interruption(error);
+                    let is_over = is_interruption(error) && keeps_cache;
+                    self.is_gone |= error == DeviceError::Removed || is_over;
                 }
             }
         }

@@ -172,6 +172,7 @@ impl Rig {
                 place: 0,
                 block_bytes: BLOCK_BYTES,
                 transfer_bytes: (geometry.max_transfer_blocks * BLOCK_BYTES) as usize,
+                keeps_cache: false,
                 levels: Arc::default(),
             }],
             set,

@@ -269,6 +269,7 @@ impl FileServer {
                 place: 0,
                 block_bytes: geometry.block_size,
                 transfer_bytes: (geometry.max_transfer_blocks * geometry.block_size) as usize,
+                keeps_cache: false,
                 levels: Arc::clone(&levels),
             }],
             set,

@@ -88,6 +88,7 @@ pub(crate) fn stage_with(arena_bytes: usize, fabric: FabricConfig) -> Rc<RefCell
             place: 0,
             block_bytes: geometry.block_size,
             transfer_bytes: (geometry.max_transfer_blocks * geometry.block_size) as usize,
+            keeps_cache: false,
             levels: Arc::default(),
         }],
         set,

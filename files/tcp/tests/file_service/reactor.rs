@@ -167,6 +167,7 @@ fn serve(
             place: 0,
             block_bytes: geometry.block_size,
             transfer_bytes: (geometry.max_transfer_blocks * geometry.block_size) as usize,
+            keeps_cache: false,
             levels,
         }],
         set,
