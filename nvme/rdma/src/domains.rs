@@ -55,16 +55,23 @@ struct Table<P: Provider> {
     lost: BTreeSet<String>,
     /// Memory of drives, which every device is to register.
     device_memory: Vec<Arc<DeviceMemory>>,
+    /// Memory that no device is to register any more, and that work requests may still use. The drive
+    /// ends the registrations when they are done, or after its deadline.
+    retiring: Vec<Arc<DeviceMemory>>,
 }
 
 impl<P: Provider> Table<P> {
     /// Registers the memory of drives with every device, and ends registrations of memory that has
     /// ended.
     fn register_device_memory(&mut self) {
-        self.device_memory.retain(|it| !it.has_ended());
+        let ended = self.device_memory.extract_if(.., |it| it.has_ended());
+        self.retiring.extend(ended);
+        self.retiring.retain(|it| !is_done(it));
         for entry in &self.entries {
-            let all = &self.device_memory;
-            let is_wanted = |number| all.iter().any(|it| it.number() == number);
+            let is_wanted = |number| {
+                let mut all = self.device_memory.iter().chain(&self.retiring);
+                all.any(|it| it.number() == number)
+            };
             entry.memory.retain_device_memory(is_wanted);
         }
         for memory in &self.device_memory {
@@ -85,6 +92,11 @@ impl<P: Provider> Table<P> {
             memory.set_export_refusals(refusals);
         }
     }
+}
+
+/// Whether a memory has ended, and no work request uses it.
+fn is_done(memory: &Arc<DeviceMemory>) -> bool {
+    memory.has_ended() && memory.neighbours_in_flight() == 0
 }
 
 /// Why a device has not registered a memory; `None` if the memory has ended.
@@ -114,6 +126,7 @@ impl<P: Provider> Domains<P> {
                 entries: Vec::new(),
                 lost: BTreeSet::new(),
                 device_memory: Vec::new(),
+                retiring: Vec::new(),
             }),
         }
     }
@@ -145,11 +158,19 @@ impl<P: Provider> Domains<P> {
     }
 
     /// Sets the memory of drives that every device is to register for large reads and writes, in place
-    /// of what was set before. A memory that has ended is registered no more. Control path: it blocks
-    /// while memory is registered.
+    /// of what was set before. A memory that has ended is registered no more, and its registrations
+    /// end when no work request uses it. Control path: it blocks while memory is registered.
     pub fn set_device_memory(&self, memory: Vec<Arc<DeviceMemory>>) {
         let mut table = self.table();
-        table.device_memory = memory;
+        let before = std::mem::replace(&mut table.device_memory, memory);
+        let Table {
+            device_memory,
+            retiring,
+            ..
+        } = &mut *table;
+        let is_set = |one: &Arc<DeviceMemory>| device_memory.iter().any(|it| Arc::ptr_eq(it, one));
+        retiring.extend(before);
+        retiring.retain(|it| !is_set(it));
         table.register_device_memory();
     }
 
@@ -158,7 +179,7 @@ impl<P: Provider> Domains<P> {
     pub fn lacks_device_memory(&self, memory: &[Arc<DeviceMemory>]) -> bool {
         let table = self.table();
         let set = table.device_memory.iter().map(|it| it.number());
-        !set.eq(memory.iter().map(|it| it.number()))
+        !set.eq(memory.iter().map(|it| it.number())) || table.retiring.iter().any(is_done)
     }
 
     /// Registers more memory with every device. Skips a device that was removed and is not yet

@@ -576,6 +576,51 @@ fn reset_during_rdma() {
     }
 }
 
+/// The memory has ended, and its owner waits for the work requests in flight: the control path, which
+/// registers it no more, does not end its registration before they are done.
+#[test]
+fn registration_lasts_as_long_as_work_requests() {
+    for operation in [Operation::Write, Operation::Read] {
+        let mut stage = stage(8);
+        let (_admin, cntlid) = Host::admin(&mut stage);
+        let mut io = Host::io(&mut stage, cntlid, 1, 32);
+        let data = data(1, LEAST);
+        assert_eq!(
+            write(&mut stage, &mut io, 0, &data).status(),
+            Status::SUCCESS
+        );
+        let memory = memory(&stage);
+        let delay = Pattern::ONCE.of(operation).on(TARGET_MACHINE);
+        stage.fabric.add_fault(delay, Fault::DelayRequest(200));
+        io.write(INTO, &[0xee; 512]);
+        let sqe = match operation {
+            Operation::Write => read_sqe(&io, 0, LEAST),
+            _ => write_sqe(&io, 0, LEAST),
+        };
+        let registrations = stage.fabric.objects().registrations;
+        io.send(sqe, &[]);
+        stage.turn_until("work requests", |_| memory.neighbours_in_flight() == 2);
+        memory.end();
+        stage.domains.set_device_memory(Vec::new());
+        assert_eq!(stage.fabric.objects().registrations, registrations);
+        let status = io.await_response(&mut stage).0.status();
+        match operation {
+            Operation::Write => {
+                assert_eq!(status, Status::SUCCESS);
+                assert_eq!(io.read(INTO, LEAST), data);
+            }
+            // The host may send it again.
+            _ => assert!(!status.is_success() && !status.dnr(), "{status:?}"),
+        }
+        stage.turn_until("the end", |_| memory.neighbours_in_flight() == 0);
+        assert!(stage.domains.lacks_device_memory(&[]));
+        stage.domains.set_device_memory(Vec::new());
+        assert!(!stage.domains.lacks_device_memory(&[]));
+        assert_eq!(stage.fabric.objects().registrations, registrations - 1);
+        assert_eq!(stage.counters.work_failures.get(), 0);
+    }
+}
+
 /// The memory ends after the device has read, while the response waits for room, and before a write is
 /// fetched, which waits for an earlier fetch.
 #[test]
