@@ -534,15 +534,28 @@ fn totals_taken(stage: &Stage) -> u64 {
     user.taken.load(Ordering::Relaxed)
 }
 
-/// The device is reset while RDMA writes or reads are in flight: its owner sees them, their
-/// registration ends, and they fail with their connection. Others continue.
-#[test]
-fn reset_during_rdma() {
-    for operation in [Operation::Write, Operation::Read] {
+/// A request whose RDMA operation on the memory of the device is in flight.
+struct InFlight {
+    stage: Stage,
+    /// It ends with its admin queue.
+    admin: Host,
+    io: Host,
+    /// Another queue of the host.
+    other: Host,
+    memory: Arc<DeviceMemory>,
+    /// What the device has at its first block.
+    data: Vec<u8>,
+    /// Those of the network cards, before the request.
+    registrations: usize,
+}
+
+impl InFlight {
+    /// A read of the host for RDMA writes, and a write for RDMA reads.
+    fn begin(operation: Operation) -> Self {
         let mut stage = stage(8);
-        let (_admin, cntlid) = Host::admin(&mut stage);
+        let (admin, cntlid) = Host::admin(&mut stage);
         let mut io = Host::io(&mut stage, cntlid, 1, 32);
-        let mut other = Host::io(&mut stage, cntlid, 2, 32);
+        let other = Host::io(&mut stage, cntlid, 2, 32);
         let data = data(1, LEAST);
         assert_eq!(
             write(&mut stage, &mut io, 0, &data).status(),
@@ -559,6 +572,32 @@ fn reset_during_rdma() {
         let registrations = stage.fabric.objects().registrations;
         io.send(sqe, &[]);
         stage.turn_until("work requests", |_| memory.neighbours_in_flight() == 2);
+        Self {
+            stage,
+            admin,
+            io,
+            other,
+            memory,
+            data,
+            registrations,
+        }
+    }
+}
+
+/// The device is reset while RDMA writes or reads are in flight: its owner sees them, their
+/// registration ends, and they fail with their connection. Others continue.
+#[test]
+fn reset_during_rdma() {
+    for operation in [Operation::Write, Operation::Read] {
+        let InFlight {
+            mut stage,
+            admin: _admin,
+            mut io,
+            mut other,
+            memory,
+            data,
+            registrations,
+        } = InFlight::begin(operation);
         reset(&stage);
         assert_eq!(stage.fabric.objects().registrations, registrations);
         assert_eq!(memory.neighbours_in_flight(), 2, "they are posted");
@@ -581,25 +620,15 @@ fn reset_during_rdma() {
 #[test]
 fn registration_lasts_as_long_as_work_requests() {
     for operation in [Operation::Write, Operation::Read] {
-        let mut stage = stage(8);
-        let (_admin, cntlid) = Host::admin(&mut stage);
-        let mut io = Host::io(&mut stage, cntlid, 1, 32);
-        let data = data(1, LEAST);
-        assert_eq!(
-            write(&mut stage, &mut io, 0, &data).status(),
-            Status::SUCCESS
-        );
-        let memory = memory(&stage);
-        let delay = Pattern::ONCE.of(operation).on(TARGET_MACHINE);
-        stage.fabric.add_fault(delay, Fault::DelayRequest(200));
-        io.write(INTO, &[0xee; 512]);
-        let sqe = match operation {
-            Operation::Write => read_sqe(&io, 0, LEAST),
-            _ => write_sqe(&io, 0, LEAST),
-        };
-        let registrations = stage.fabric.objects().registrations;
-        io.send(sqe, &[]);
-        stage.turn_until("work requests", |_| memory.neighbours_in_flight() == 2);
+        let InFlight {
+            mut stage,
+            admin: _admin,
+            mut io,
+            other: _other,
+            memory,
+            data,
+            registrations,
+        } = InFlight::begin(operation);
         memory.end();
         stage.domains.set_device_memory(Vec::new());
         assert_eq!(stage.fabric.objects().registrations, registrations);
