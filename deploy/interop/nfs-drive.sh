@@ -63,15 +63,6 @@ mount_at() {
     "$INTEROP_ADDRESS:/$1" "$2"
 }
 
-# Writes with syncs and verifies until /tmp/stop exists.
-verify_again() {
-  until [ -e /tmp/stop ]; do
-    fio --name=verified --filename=$at/verified --size=2M --rw=randwrite --bsrange=512-64k \
-      --ioengine=psync --fallocate=none --fsync=16 --verify=crc32c --verify_fatal=1 --eta=never \
-      --minimal > /tmp/fio 2>&1 || return 1
-  done
-}
-
 begin
 modprobe nfsv4
 mkdir -p $STATE_DIRECTORY
@@ -98,18 +89,7 @@ write_files &
 writer=$!
 verify_again &
 load=$!
-for round in $(seq $rounds); do
-  before=$(acknowledged)
-  eventually 60 has_gone_on
-  sleep "0.$((RANDOM % 10))"
-  say "round $round: the appliance is killed after $(acknowledged) files"
-  kill -KILL "$windlass"
-  wait "$windlass" || true
-  show windlass volume check files --config $config
-  before=$(acknowledged)
-  start
-  eventually 120 has_gone_on
-done
+kill_and_restart $rounds
 mount_at scratch /mnt/scratch
 for round in $(seq $rounds); do
   before=$(acknowledged)

@@ -47,6 +47,33 @@ acknowledged() { cat /tmp/acknowledged; }
 # Five more files than $before are synced.
 has_gone_on() { [ "$(acknowledged)" -ge $((before + 5)) ]; }
 
+# Writes with syncs and verifies until /tmp/stop exists.
+verify_again() {
+  until [ -e /tmp/stop ]; do
+    fio --name=verified --filename=$at/verified --size=2M --rw=randwrite --bsrange=512-64k \
+      --ioengine=psync --fallocate=none --fsync=16 --verify=crc32c --verify_fatal=1 --eta=never \
+      --minimal > /tmp/fio 2>&1 || return 1
+  done
+}
+
+# kill_and_restart TIMES: kills the appliance while files are written, and checks the volume before each
+# start.
+kill_and_restart() {
+  local round
+  for round in $(seq "$1"); do
+    before=$(acknowledged)
+    eventually 60 has_gone_on
+    sleep "0.$((RANDOM % 10))"
+    say "round $round: the appliance is killed after $(acknowledged) files"
+    kill -KILL "$windlass"
+    wait "$windlass" || true
+    show windlass volume check files --config $config
+    before=$(acknowledged)
+    start
+    eventually 120 has_gone_on
+  done
+}
+
 # Everything up to the last acknowledged number is there.
 check_files() {
   local number last
