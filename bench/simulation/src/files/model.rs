@@ -407,6 +407,17 @@ impl Model {
         pending.any(|it| matches!(it.action, Action::Clone { from, .. } if from == file))
     }
 
+    /// Whether an unanswered operation of a client names the file, and so maybe its present state
+    /// identifier: an OPEN or a CLOSE must not end that.
+    #[must_use]
+    pub(super) fn is_used_by(&self, client: usize, file: ObjectId) -> bool {
+        let mut pending = self.pending.values().filter(|it| it.client == client);
+        pending.any(|it| match it.action {
+            Action::Clone { from, object, .. } => from == file || object == file,
+            _ => it.action.object() == Some(file),
+        })
+    }
+
     /// An operation begins.
     pub(super) fn begin(&mut self, id: OperationId, client: usize, action: Action, claims: Claims) {
         self.stamp += 1;

@@ -271,8 +271,7 @@ fn against_silent(
     object: ObjectId,
     random: &mut Random,
 ) -> Option<Action> {
-    let mut pending = model.pending.values();
-    if pending.any(|it| it.client == client && it.action.object() == Some(object)) {
+    if model.is_used_by(client, object) {
         return None;
     }
     let wanted = Wanted {
@@ -311,13 +310,7 @@ fn modes(swarm: &FileSwarm, random: &mut Random) -> Modes {
 
 fn opens(model: &Model, client: usize, swarm: &FileSwarm, random: &mut Random) -> Option<Action> {
     let object = shared_file(model, random)?;
-    let mut pending = model.pending.values();
-    let is_used = pending.any(|it| {
-        let clones = matches!(it.action, Action::Clone { from, .. } if from == object);
-        it.client == client && (it.action.object() == Some(object) || clones)
-    });
-    // Its state identifier must not be in use.
-    if is_used {
+    if model.is_used_by(client, object) {
         return None;
     }
     let modes = modes(swarm, random);
