@@ -8,11 +8,8 @@
 
 has_written() { [ "$(last state)" = running ] && [ "$(last written_bytes)" -ge "$1" ]; }
 
-# restrict BYTES: limits what QEMU's throttle group moves in a second; 0 is no limit.
-restrict() {
-  machine "{\"execute\":\"qom-set\",\"arguments\":{\"path\":\"/objects/slow\",\"property\":\"limits\",
-    \"value\":{\"bps-total\":$1}}}"
-}
+# restrict BYTES: limits what QEMU moves in a second below B's namespace 2; 0 is no limit.
+restrict() { limit slow bps-total "$1"; }
 
 modprobe -a nvme nvme-tcp
 cd /tmp
@@ -39,20 +36,12 @@ fails_with "device a3 is not open" a3 b2
 [ -z "$(copies)" ] || fail "a copy began"
 
 say "a copy while the host writes and verifies on both drives"
-machine '{"execute":"object-add","arguments":{"qom-type":"throttle-group","id":"slow"}}'
-qmp blockdev-add driver=throttle node-name=slow1 throttle-group=slow file=file1n2 > /dev/null
+throttle slow slow1 file1n2
 under disk1n2 slow1
 restrict $((8 << 20))
-rm -f /tmp/enough
-writer /tmp/enough "drive A beside the copy" "$(device_of 1)" > /tmp/a.log 2>&1 &
-writer_a=$!
-writer /tmp/enough "drive B beside the copy" "$(device_of 2)" > /tmp/b.log 2>&1 &
-writer_b=$!
+begin_writers
 show copy a2 b2
-touch /tmp/enough
-wait $writer_a || fail "fio on drive A: $(cat /tmp/a.log)"
-wait $writer_b || fail "fio on drive B: $(cat /tmp/b.log)"
-cat /tmp/a.log /tmp/b.log
+end_writers
 [ "$(last state)" = complete ] && [ "$(last written_bytes)" = $namespace_bytes ] || fail "$(copies)"
 [ "$(last source_changes)" = 0 ] || fail "the source was changed: $(copies)"
 

@@ -18,15 +18,8 @@ through_memory() {
 
 has_written() { [ "$(last state)" = running ] && [ "$(last written_bytes)" -ge "$1" ]; }
 
-# restrict BYTES: limits what QEMU's throttle group moves in a second below B's namespace 2.
-restrict() {
-  machine "{\"execute\":\"qom-set\",\"arguments\":{\"path\":\"/objects/few\",\"property\":\"limits\",
-    \"value\":{\"bps-total\":$1}}}"
-}
-
-plug_in_again() {
-  qmp device_add driver=nvme id=nvme1 bus=hp1 serial=LAB1 subsys=subsys1 cmb_size_mb=16 > /dev/null
-}
+# restrict BYTES: limits what QEMU moves in a second below B's namespace 2.
+restrict() { limit few bps-total "$1"; }
 
 modprobe -a nvme nvme-tcp
 cd /tmp
@@ -55,21 +48,14 @@ fails_with "device ram cannot use the controller memory buffer of the drive of d
 [ -z "$(copies)" ] || fail "a copy began"
 
 say "a copy through the drive's memory while the host writes and verifies"
-rm -f /tmp/enough
-writer /tmp/enough "drive A beside the copy" "$(device_of 1)" > /tmp/a.log 2>&1 &
-writer_a=$!
-writer /tmp/enough "drive B beside the copy" "$(device_of 2)" > /tmp/b.log 2>&1 &
-writer_b=$!
+begin_writers
 for round in 1 2; do
   say "round $round"
   through_memory a2 a3
   through_memory a2 b2
   through_memory b2 b3
 done
-touch /tmp/enough
-wait $writer_a || fail "fio on drive A: $(cat /tmp/a.log)"
-wait $writer_b || fail "fio on drive B: $(cat /tmp/b.log)"
-cat /tmp/a.log /tmp/b.log
+end_writers
 
 say "no copied block was in the memory of the appliance"
 found=$(canaries)
@@ -81,25 +67,22 @@ found=$(canaries)
 say "after a copy through the arena: $found times"
 
 say "the drive is slower than its deadline: the copy ends, and the next one is complete"
-machine '{"execute":"object-add","arguments":{"qom-type":"throttle-group","id":"slow",
-  "limits":{"iops-total":1}}}'
-qmp blockdev-add driver=throttle node-name=slow2 throttle-group=slow file=file0n2 > /dev/null
+throttle slow slow2 file0n2
+limit slow iops-total 1
 under disk0n2 slow2
 copy a2 a3 --drive-memory > /tmp/reset.log 2>&1 &
 copying=$!
 if wait $copying; then fail "it completed: $(cat /tmp/reset.log)"; fi
 cat /tmp/reset.log
 [ "$(last state)" = failed ] && said deadline || fail "it did not fail by its deadline"
-machine '{"execute":"qom-set","arguments":{"path":"/objects/slow","property":"limits",
-  "value":{"iops-total":0}}}'
+limit slow iops-total 0
 is_alive || fail "the appliance is gone"
 eventually 60 is_served 1
 eventually 60 copy a2 a3 --drive-memory
 [ "$(last drive_memory_bytes)" = $namespace_bytes ] || fail "memory of the machine was used"
 through_memory a2 b2
 
-machine '{"execute":"object-add","arguments":{"qom-type":"throttle-group","id":"few"}}'
-qmp blockdev-add driver=throttle node-name=few2 throttle-group=few file=file1n2 > /dev/null
+throttle few few2 file1n2
 
 # pulled NUMBER OTHER PATTERN: a copy from A to B through A's memory fails with such a text, because the
 # drive of that number is pulled. A namespace of the other drive is written and verified without an error.

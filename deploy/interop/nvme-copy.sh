@@ -3,7 +3,7 @@
 # `data_path = "drive-memory"` the data is in the controller memory buffer of the drive: counters tell that, and a text
 # that each copied block has is not in the memory of the appliance. Wrong commands are refused. A drive is pulled
 # during copies: those on the other one go on. The kernel's own driver compares. Linux does not let a user enable
-# descriptor format 2h (it refuses Set Features of Host Behavior Support), so copies between namespaces are not here.
+# descriptor format 2h (it refuses Set Features of Host Behavior Support), so copies between namespaces are in nvme-copy-across.sh.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 . "$(dirname "$0")/lib/copies.sh"
@@ -50,13 +50,6 @@ refused() {
   shift
   if output=$(nvme_copy "$@"); then fail "it completed: $*"; fi
   grep -qiF -- "$text" <<< "$output" || fail "it does not say $text: $output"
-}
-
-# counted DEVICE FILTER: that number in the status of the device.
-counted() {
-  # It fails while a drive is gone.
-  { windlass status --json --socket $control || true; } \
-    | jq -r --arg name "$1" ".devices[] | select(.name == \$name) | $2"
 }
 
 # copy_all NSID: copies the region of a namespace to its other place.
@@ -110,21 +103,14 @@ refused "LBA" 3 0 $((namespace_bytes / block_bytes - 4)) "$first_block:8"
 [ "$(counted a2 .copies.drive_memory)" = 0 ] || fail "something was copied"
 
 say "copies while the host writes and verifies"
-rm -f /tmp/enough
-writer /tmp/enough "drive A beside the copies" "$(device_of 1)" > /tmp/a.log 2>&1 &
-writer_a=$!
-writer /tmp/enough "drive B beside the copies" "$(device_of 2)" > /tmp/b.log 2>&1 &
-writer_b=$!
+begin_writers
 through_memory a2 3
 through_memory b2 4
 say "a copy by nvme-cli"
 before=$(counted a2 .copies.drive_memory)
 show nvme copy "$(device_of 3)" --sdlba=16 --slbs=$first_block --blocks=7
 [ $(($(counted a2 .copies.drive_memory) - before)) = 1 ] || fail "not through memory of the drive"
-touch /tmp/enough
-wait $writer_a || fail "fio on drive A: $(cat /tmp/a.log)"
-wait $writer_b || fail "fio on drive B: $(cat /tmp/b.log)"
-cat /tmp/a.log /tmp/b.log
+end_writers
 
 say "no copied block was in the memory of the appliance"
 found=$(canaries)

@@ -37,6 +37,47 @@ drive_table() {
   [ $# = 0 ] || printf '%s\n' "$@"
 }
 
+# counted DEVICE FILTER: that number in the status of the device.
+counted() {
+  # It fails while a drive is gone.
+  { windlass status --json --socket $control || true; } \
+    | jq -r --arg name "$1" ".devices[] | select(.name == \$name) | $2"
+}
+
+# begin_writers: the kernel's host writes and verifies on namespace 1 of the export, which is on drive A,
+# and on namespace 2, which is on drive B, until end_writers. An error of one ends the scenario then.
+begin_writers() {
+  rm -f /tmp/enough
+  writer /tmp/enough "drive A beside the copies" "$(device_of 1)" > /tmp/a.log 2>&1 &
+  writer_a=$!
+  writer /tmp/enough "drive B beside the copies" "$(device_of 2)" > /tmp/b.log 2>&1 &
+  writer_b=$!
+}
+
+end_writers() {
+  touch /tmp/enough
+  wait $writer_a || fail "fio on drive A: $(cat /tmp/a.log)"
+  wait $writer_b || fail "fio on drive B: $(cat /tmp/b.log)"
+  cat /tmp/a.log /tmp/b.log
+}
+
+# throttle GROUP NODE FILE: adds a block node of QEMU over another one, which a group limits.
+throttle() {
+  machine "{\"execute\":\"object-add\",\"arguments\":{\"qom-type\":\"throttle-group\",\"id\":\"$1\"}}"
+  qmp blockdev-add driver=throttle "node-name=$2" "throttle-group=$1" "file=$3" > /dev/null
+}
+
+# limit GROUP LIMIT NUMBER: sets a limit of a group, such as bps-total or iops-total; 0 is none.
+limit() {
+  machine "{\"execute\":\"qom-set\",\"arguments\":{\"path\":\"/objects/$1\",\"property\":\"limits\",
+    \"value\":{\"$2\":$3}}}"
+}
+
+# plug_in_again: inserts drive B, which has a controller memory buffer, again.
+plug_in_again() {
+  qmp device_add driver=nvme id=nvme1 bus=hp1 serial=LAB1 subsys=subsys1 cmb_size_mb=16 > /dev/null
+}
+
 # A text in blocks that no memory of the machine may have.
 canary="this block is not in host memory"
 

@@ -323,6 +323,18 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 480,
     },
     Scenario {
+        name: "nvme-copy-across",
+        script: "nvme-copy-across.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[
+                "--nvme", "2", "--ns", "3", "--size", "64M", "--huge", "96", "--cmb", "16",
+            ],
+            namespaces: 6,
+        }),
+        timeout_s: 480,
+    },
+    Scenario {
         name: "drive-upgrade",
         script: "drive-upgrade.sh",
         connect: "",
