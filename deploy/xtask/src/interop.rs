@@ -335,6 +335,18 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 480,
     },
     Scenario {
+        name: "drive-foreign",
+        script: "drive-foreign.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[
+                "--nvme", "1", "--ns", "1", "--size", "64M", "--huge", "64", "--cmb", "16",
+            ],
+            namespaces: 1,
+        }),
+        timeout_s: 300,
+    },
+    Scenario {
         name: "drive-upgrade",
         script: "drive-upgrade.sh",
         connect: "",
