@@ -2,13 +2,14 @@
 //!
 //! A simple loop ([`driver_loop`], [`rdma_loop`]) runs twice under callgrind, the second time with
 //! twice the requests: the difference is the cost of the additional requests, without start and
-//! end. A loop with many cases ([`tcp_loop`], [`files_loop`], [`growth_loop`]) runs once, and callgrind counts
-//! between two marks in it. The other end of the loop (the emulated controller, the in-process
+//! end. A loop with many cases ([`tcp_loop`], [`files_loop`], [`drive_memory_loop`],
+//! [`growth_loop`]) runs once, and callgrind counts between two marks in it. The other end of the loop (the emulated controller, the in-process
 //! fabric and the host on it) is identified by the source file of each instruction, including
 //! inlined code, and is subtracted. No result depends on the load of the machine.
 
 pub mod baseline;
 pub mod callgrind;
+pub mod drive_memory_loop;
 pub mod driver_loop;
 pub mod files_loop;
 pub mod files_rates;
@@ -17,6 +18,7 @@ pub mod growth_loop;
 pub mod host_loop;
 pub mod measure;
 pub mod rdma_loop;
+mod rdma_rig;
 pub mod report;
 mod rig;
 pub mod stages;

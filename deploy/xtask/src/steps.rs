@@ -359,9 +359,13 @@ fn clippy() -> Result<(), String> {
 
 /// The subjects of `measure cost`, and their committed baselines; without a baseline, the results of
 /// a subject are compared with each other.
-const COSTS: [(&str, Option<&str>); 6] = [
+const COSTS: [(&str, Option<&str>); 7] = [
     ("driver", Some("bench/baselines/cost-driver.json")),
     ("rdma", Some("bench/baselines/cost-rdma.json")),
+    (
+        "drive-memory",
+        Some("bench/baselines/cost-drive-memory.json"),
+    ),
     ("tcp", Some("bench/baselines/cost-tcp.json")),
     ("tcp-host", Some("bench/baselines/cost-tcp-host.json")),
     ("files", Some("bench/baselines/cost-files.json")),

@@ -56,6 +56,11 @@ impl PairMemory {
         (piece, slot % self.lists_per_piece * self.list_bytes)
     }
 
+    /// Size of a slot's memory in bytes.
+    pub(crate) fn list_bytes(&self) -> usize {
+        self.list_bytes
+    }
+
     /// Clears the queues, as a controller expects new ones (Base 2.1 §4.2.4: phase tags of 0).
     pub(crate) fn clear_queues(&self) {
         self.sq.zero();

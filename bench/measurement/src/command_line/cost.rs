@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::cost::baseline::{Baseline, CaseBaselines, case_excesses, excesses, is_judged};
+use crate::cost::drive_memory_loop::{self, PATH_MAIN_CASE};
 use crate::cost::files_loop::FILES_MAIN_CASE;
 use crate::cost::measure::{self, Subject, measure, measure_cases, measure_growth};
 use crate::cost::report::CostReport;
@@ -21,6 +22,9 @@ enum SubjectArg {
     Driver,
     /// Our target over RDMA, on an in-process fabric
     Rdma,
+    /// Our target over RDMA and our driver, on an in-process fabric and an emulated controller: the
+    /// same requests through the arena and through memory of the drive
+    DriveMemory,
     /// Our target over TCP, on the loopback interface: many cases
     Tcp,
     /// Our host over TCP, with the load generator, on the loopback interface: many cases
@@ -36,6 +40,7 @@ impl SubjectArg {
         match self {
             Self::Driver => &measure::DRIVER,
             Self::Rdma => &measure::RDMA,
+            Self::DriveMemory => &measure::DRIVE_MEMORY,
             Self::Tcp => &measure::TCP,
             Self::TcpHost => &measure::TCP_HOST,
             Self::Files => &measure::FILES,
@@ -49,7 +54,7 @@ pub(crate) struct CostArgs {
     /// What is measured
     #[arg(value_enum)]
     subject: SubjectArg,
-    /// Over TCP, only this case, such as ram-read-4k-128
+    /// Only this case, such as ram-read-4k-128
     #[arg(long, value_name = "NAME")]
     case: Option<String>,
     /// Requests of which the mean is taken, for driver and rdma; default 20,000
@@ -86,11 +91,13 @@ impl CostArgs {
         let has_requests = matches!(self.subject, SubjectArg::Driver | SubjectArg::Rdma);
         let has_cases = matches!(
             self.subject,
-            SubjectArg::Tcp | SubjectArg::TcpHost | SubjectArg::Files
+            SubjectArg::DriveMemory | SubjectArg::Tcp | SubjectArg::TcpHost | SubjectArg::Files
         );
         let grows = matches!(self.subject, SubjectArg::Growth);
         if self.case.is_some() && !has_cases {
-            return Err("--case is for tcp, tcp-host and files, which have cases".into());
+            return Err(
+                "--case is for drive-memory, tcp, tcp-host and files, which have cases".into(),
+            );
         }
         if self.requests.is_some() && !has_requests {
             return Err("--requests is for driver and rdma: the others have their own".into());
@@ -114,6 +121,10 @@ pub(crate) fn execute(args: &CostArgs) -> Result<ExitCode, Failure> {
     args.check()?;
     match args.subject {
         SubjectArg::Driver | SubjectArg::Rdma => {}
+        SubjectArg::DriveMemory => {
+            let cases = drive_memory_loop::CASES.map(|it| it.name.to_owned());
+            return execute_cases(args, cases.into_iter(), PATH_MAIN_CASE);
+        }
         SubjectArg::Tcp => {
             return execute_cases(args, Case::all().map(|it| it.name()), MAIN_CASE);
         }
@@ -160,6 +171,9 @@ fn only_loop(args: &CostArgs, requests: u64) -> Result<ExitCode, Failure> {
     let counts = match args.subject {
         SubjectArg::Driver => serde_json::to_string(&driver_loop::run(requests)?),
         SubjectArg::Rdma => serde_json::to_string(&rdma_loop::run(requests)?),
+        SubjectArg::DriveMemory => {
+            serde_json::to_string(&drive_memory_loop::run(args.case.as_deref())?)
+        }
         SubjectArg::Tcp => serde_json::to_string(&tcp_loop::run(args.case.as_deref())?),
         SubjectArg::TcpHost => serde_json::to_string(&host_loop::run(args.case.as_deref())?),
         SubjectArg::Files => serde_json::to_string(&files_loop::run(args.case.as_deref())?),
@@ -257,8 +271,11 @@ mod tests {
     #[test]
     fn options_ignored_by_a_cost_subject_are_refused() {
         for (arguments, part) in [
-            ("driver --case ram-read-4k-128", "--case is for tcp"),
-            ("growth --case ram-read-4k-128", "--case is for tcp"),
+            (
+                "driver --case ram-read-4k-128",
+                "--case is for drive-memory, tcp",
+            ),
+            ("growth --case ram-read-4k-128", "--case is for drive"),
             ("tcp --requests 5000", "--requests is for driver and rdma"),
             (
                 "growth --requests 5000",

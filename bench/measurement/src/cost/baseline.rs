@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cost::drive_memory_loop::PathCase;
 use crate::cost::measure::{self, Subject};
 use crate::cost::report::{CaseReports, CostReport};
 use crate::cost::tcp_cases::Case;
@@ -11,6 +12,11 @@ use crate::cost::tcp_cases::Case;
 /// Maximum increase of a request's cost over the baseline in percent: the possible effect of
 /// another compiler version or another processor's implementation of memcpy.
 pub const GROWTH_MAX_PERCENT: f64 = 3.0;
+
+/// Maximum number of instructions of a request through memory of a drive, in percent of those of the
+/// same request through the arena. The goal of issue 20, 110 % for a read, is missed: this keeps what is
+/// reached.
+pub const DRIVE_MEMORY_MAX_PERCENT: f64 = 140.0;
 
 /// A previous result.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -53,7 +59,28 @@ pub fn case_excesses(
             .map(|line| format!("{}: {line}", report.what))
             .collect::<Vec<_>>()
     };
-    reports.cases.iter().flat_map(excesses_of).collect()
+    let cases = reports.cases.iter();
+    cases
+        .clone()
+        .flat_map(excesses_of)
+        .chain(cases.filter_map(|case| path_excess(reports, case)))
+        .collect()
+}
+
+/// The excess of a request through memory of a drive over the same one through the arena, if there is
+/// one and both were measured.
+fn path_excess(reports: &CaseReports, case: &CostReport) -> Option<String> {
+    if case.subject != measure::DRIVE_MEMORY.name {
+        return None;
+    }
+    let host_path = reports.case(PathCase::named(&case.what)?.host_path?)?;
+    let percent = case.instructions / host_path.instructions * 100.0;
+    (percent > DRIVE_MEMORY_MAX_PERCENT).then(|| {
+        format!(
+            "{}: {percent:.1} % of the instructions of {}, {DRIVE_MEMORY_MAX_PERCENT:.0} % at most",
+            case.what, host_path.what
+        )
+    })
 }
 
 /// Whether the case of that name has a baseline.
@@ -97,6 +124,7 @@ pub fn excesses(report: &CostReport, subject: &Subject, baseline: Option<Baselin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::drive_memory_loop::{ARENA_BYTES, PATH_MAIN_CASE};
     use crate::cost::measure::DRIVER;
     use crate::cost::tcp_cases::MAIN_CASE;
     use bench::report::Machine;
@@ -130,6 +158,39 @@ mod tests {
         without.counted.clear();
         without.allocations = 1.0;
         assert_eq!(excesses(&without, &DRIVER, None).len(), 2);
+    }
+
+    #[test]
+    fn paths_are_compared_with_each_other() {
+        let case = |name: &str, instructions, in_arena| CostReport {
+            subject: "drive-memory".to_owned(),
+            what: name.to_owned(),
+            counted: vec![
+                ("bytes copied".to_owned(), 0.0),
+                (ARENA_BYTES.to_owned(), in_arena),
+            ],
+            ..report(instructions, 0.0)
+        };
+        let excesses = |read, in_arena| {
+            let cases = vec![
+                case("host-read-128k-8", 1000.0, 512.0),
+                case(PATH_MAIN_CASE, read, in_arena),
+            ];
+            let machine = Machine::here();
+            case_excesses(&CaseReports { machine, cases }, None, true)
+        };
+        assert_eq!(excesses(1400.0, 0.0), Vec::<String>::new());
+        let above = excesses(1401.0, 0.0);
+        assert!(
+            above.len() == 1 && above[0].contains("140.1 %"),
+            "{above:?}"
+        );
+        let touching = excesses(900.0, 512.0);
+        let part = "bytes of data in host memory: 512.000";
+        assert!(
+            touching.len() == 1 && touching[0].contains(part),
+            "{touching:?}"
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::cost::callgrind::{Cost, Profile, ProfileError};
 use crate::cost::growth::{self, GrowthReport, GrowthRow};
 use crate::cost::report::{CaseReports, CostReport, StageCost};
 use crate::cost::stages::{self, CodeOwner, Map};
-use crate::cost::{files_loop, tcp_cases};
+use crate::cost::{drive_memory_loop, files_loop, tcp_cases};
 use bench::report::Machine;
 
 /// The measuring program.
@@ -125,6 +125,19 @@ pub const FILES: Subject = Subject {
     limits: &[("bytes copied", 0.0)],
 };
 
+/// The target over RDMA, and the driver on an emulated controller: the same requests through the arena
+/// and through memory of the drive (issue 20).
+pub const DRIVE_MEMORY: Subject = Subject {
+    name: "drive-memory",
+    what: "nvme_rdma, nvme_target and nvme_driver on an emulated controller over the in-process \
+           fabric, requests of 128 KiB",
+    map: &stages::DRIVE_MEMORY,
+    instructions_max: f64::INFINITY,
+    // The connection manager's descriptor is checked once in many turns.
+    system_calls_max: 0.01,
+    limits: &[("bytes copied", 0.0), (drive_memory_loop::ARENA_BYTES, 0.0)],
+};
+
 /// Requests over TCP with a growing number of other objects; the results are only compared with
 /// each other.
 pub const GROWTH: Subject = Subject {
@@ -140,6 +153,18 @@ pub const GROWTH: Subject = Subject {
 pub fn case(subject: &str, name: &str, growth_only: bool) -> Subject {
     if subject == TCP_HOST.name {
         return TCP_HOST;
+    }
+    if subject == DRIVE_MEMORY.name {
+        let case = drive_memory_loop::PathCase::named(name);
+        let is_in_drive = case.is_some_and(|it| it.host_path.is_some());
+        return Subject {
+            limits: if is_in_drive {
+                DRIVE_MEMORY.limits
+            } else {
+                &[]
+            },
+            ..DRIVE_MEMORY
+        };
     }
     let (of, is_chief) = match subject == FILES.name {
         true => (FILES, name == files_loop::FILES_MAIN_CASE),
@@ -186,7 +211,7 @@ pub fn measure(program: &Path, subject: &Subject, requests: u64) -> Result<CostR
     ))
 }
 
-/// Measures every case of [`TCP`], [`TCP_HOST`] or [`FILES`], or the one named `only`.
+/// Measures every case of [`TCP`], [`TCP_HOST`], [`FILES`] or [`DRIVE_MEMORY`], or the one named `only`.
 ///
 /// # Errors
 /// [`CostError`].

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cost::drive_memory_loop::ARENA_BYTES;
 use bench::report::Machine;
 use bench::table::Table;
 
@@ -106,12 +107,14 @@ impl CaseReports {
 }
 
 /// The columns of the table for the loops' counters: heading, name of the counter.
-const CASE_COUNTS: [(&str, &str); 5] = [
+const CASE_COUNTS: [(&str, &str); 7] = [
     ("receives", "receives"),
     ("sends", "sends"),
     ("placed", "bytes placed"),
     ("copied", "bytes copied"),
     ("copied by device", "bytes copied by the device"),
+    ("in drive memory", "bytes of drive memory"),
+    ("in host memory", ARENA_BYTES),
 ];
 
 impl fmt::Display for CaseReports {

@@ -66,6 +66,25 @@ pub const RDMA: Map = Map {
     ],
 };
 
+/// The assignment for `measure cost drive-memory`.
+pub const DRIVE_MEMORY: Map = Map {
+    other: &[
+        ("nvme/driver_testing/src/", "emulated controller"),
+        ("rdma/testing/src/", "in-process fabric"),
+        ("nvme/host/src/", "host"),
+        ("bench/measurement/src/", "loop"),
+        ("bench/src/", "loop"),
+    ],
+    ours: &[
+        ("nvme/rdma/src/", "nvme_rdma"),
+        ("nvme/fabrics/src/", "nvme_fabrics"),
+        ("nvme/target/src/", "nvme_target"),
+        ("nvme/driver/src/", "nvme_driver"),
+        ("reactors/block/src/", "block"),
+    ],
+    shared: RDMA.shared,
+};
+
 /// The assignment for `measure cost tcp`.
 pub const TCP: Map = Map {
     other: &[

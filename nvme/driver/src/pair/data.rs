@@ -16,6 +16,12 @@ use crate::memory::PairMemory;
 
 const PAGE: PageSize = PageSize::from_mps(0);
 
+/// Entries of a list that are written at once, which takes a quarter of the instructions.
+const GROUP_ENTRIES: u32 = 8;
+
+/// Size of an entry of a list in bytes.
+const ENTRY_BYTES: usize = size_of::<u64>();
+
 /// The list in a slot's memory. Most requests of a slot use the same few leases, so the list is
 /// often correct already.
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,13 +91,25 @@ impl Pointers {
         } else {
             0
         };
-        for entry in valid_entries..entries {
-            let page = second + u64::from(entry) * PAGE.bytes();
-            buffer.store_u64(offset + entry as usize * 8, page.to_le(), Ordering::Relaxed);
+        let room = (memory.list_bytes() / ENTRY_BYTES) as u32;
+        let page = |entry: u32| (second + u64::from(entry) * PAGE.bytes()).to_le();
+        let mut entry = valid_entries;
+        while entry < entries {
+            let place = offset + entry as usize * ENTRY_BYTES;
+            if room - entry >= GROUP_ENTRIES {
+                // The drive does not use entries behind the data.
+                let group: [u64; GROUP_ENTRIES as usize] =
+                    std::array::from_fn(|nth| page(entry + nth as u32));
+                buffer.store_words(place, &group);
+                entry += GROUP_ENTRIES;
+            } else {
+                buffer.store_u64(place, page(entry), Ordering::Relaxed);
+                entry += 1;
+            }
         }
         *list = List {
             second,
-            entries: entries.max(valid_entries),
+            entries: entry,
         };
         self.dma_base + (buffer.region_offset() + offset) as u64
     }

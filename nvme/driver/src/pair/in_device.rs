@@ -18,7 +18,7 @@ impl Pair {
 
     /// Submits a read or write that is valid for its namespace, with its data in `lease` from `offset`
     /// on; or returns it.
-    #[cold]
+    #[inline(never)]
     pub(crate) fn submit_in_device(
         &mut self,
         queue: u8,

@@ -241,7 +241,7 @@ impl<P: Provider> Connection<P> {
                 self.slots = SlotTable::new(info.depth);
                 self.remotes.resize_with(depth, KeyedBlocks::default);
                 if self.negotiated.qid > 0 {
-                    self.in_device = super::DeviceTable::for_queue();
+                    self.in_device = super::DeviceTable::for_queue(depth);
                 }
                 self.waiting_reads.reserve(depth);
                 self.waiting_sends.reserve(depth);

@@ -25,8 +25,8 @@ use crate::slot::{Fetch, Response, SlotState, SlotTable};
 /// slices of a drive are for all hosts.
 const REQUESTS_MAX: usize = 16;
 
-// The place of a request is a byte.
-const _: () = assert!(REQUESTS_MAX <= u8::MAX as usize);
+// Free places are the bits of a word.
+const _: () = assert!(REQUESTS_MAX == u16::BITS as usize);
 // Every in-capsule request is too small.
 const _: () = assert!(crate::config::IN_CAPSULE_BYTES_MAX < nvme_target::DEVICE_TRANSFER_BYTES_MIN);
 
@@ -51,25 +51,34 @@ struct Entry {
     lease: Option<DeviceLease>,
 }
 
+/// No place in the table.
+const NOWHERE: u8 = u8::MAX;
+
 /// The memory of devices that a connection's requests use.
 #[derive(Debug, Default)]
 pub(super) struct DeviceTable {
     entries: Box<[Option<Entry>]>,
+    /// Places without an entry, a bit each.
+    free: u16,
     used: usize,
+    /// By slot: the place of its request's entry, or [`NOWHERE`].
+    places: Box<[u8]>,
 }
 
 impl DeviceTable {
-    /// The table of a connection of an I/O queue. Other connections have none.
-    pub(super) fn for_queue() -> Self {
+    /// The table of a connection of an I/O queue with this number of slots. Other connections have none.
+    pub(super) fn for_queue(slots: usize) -> Self {
         Self {
             entries: (0..REQUESTS_MAX).map(|_| None).collect(),
+            free: u16::MAX,
             used: 0,
+            places: std::iter::repeat_n(NOWHERE, slots).collect(),
         }
     }
 
     /// Bytes of its own storage.
     pub(super) fn own_bytes(&self) -> usize {
-        size_of_val(&*self.entries)
+        size_of_val(&*self.entries) + size_of_val(&*self.places)
     }
 
     /// Whether any request uses memory of a device.
@@ -79,22 +88,37 @@ impl DeviceTable {
     }
 
     fn has_room(&self) -> bool {
-        self.used < self.entries.len()
+        self.free != 0
     }
 
-    fn insert(&mut self, entry: Entry) {
-        let place = self.entries.iter_mut().find(|it| it.is_none());
-        debug_assert!(place.is_some(), "the table has room");
-        if let Some(place) = place {
-            *place = Some(entry);
+    /// Adds the memory of the request in `slot`, which has none.
+    fn insert(&mut self, slot: u16, key: u32, lease: DeviceLease) {
+        let place = self.free.trailing_zeros() as usize;
+        debug_assert!(self.has_room() && self.place_of(slot).is_none());
+        let of_slot = self.places.get_mut(usize::from(slot));
+        if let (Some(entry), Some(of_slot)) = (self.entries.get_mut(place), of_slot) {
+            *entry = Some(Entry {
+                user: User::Slot(slot),
+                key,
+                lease: Some(lease),
+            });
+            // Fewer than `REQUESTS_MAX`.
+            *of_slot = place as u8;
+            self.free &= self.free - 1;
             self.used += 1;
         }
     }
 
     fn place_of(&self, slot: u16) -> Option<usize> {
-        let is_of =
-            |entry: &Option<Entry>| entry.as_ref().is_some_and(|it| it.user == User::Slot(slot));
-        self.entries.iter().position(is_of)
+        let place = *self.places.get(usize::from(slot))?;
+        (place != NOWHERE).then_some(usize::from(place))
+    }
+
+    /// The request in `slot` has no entry any more.
+    fn leave(&mut self, slot: u16) {
+        if let Some(place) = self.places.get_mut(usize::from(slot)) {
+            *place = NOWHERE;
+        }
     }
 
     fn of_slot(&mut self, slot: u16) -> Option<&mut Entry> {
@@ -106,6 +130,10 @@ impl DeviceTable {
     fn remove(&mut self, place: usize) {
         if let Some(Some(entry)) = self.entries.get_mut(place).map(Option::take) {
             self.used -= 1;
+            self.free |= 1 << place;
+            if let User::Slot(slot) = entry.user {
+                self.leave(slot);
+            }
             if let Some(mut lease) = entry.lease {
                 lease.complete();
             }
@@ -120,13 +148,13 @@ impl DeviceTable {
     }
 
     /// Handles the completion of posted work.
-    #[cold]
+    #[inline(never)]
     pub(super) fn end_post(&mut self, place: u8) {
         self.remove(usize::from(place));
     }
 
     /// Takes the memory with the data of a completed read back, and gives up that of other requests.
-    #[cold]
+    #[inline(never)]
     pub(super) fn completed(
         &mut self,
         slot: u16,
@@ -194,11 +222,7 @@ impl<P: Provider> Connection<P> {
         let (Some(lease), Some(key)) = (taken, key) else {
             return Some(work);
         };
-        self.in_device.insert(Entry {
-            user: User::Slot(slot),
-            key,
-            lease: Some(lease),
-        });
+        self.in_device.insert(slot, key, lease);
         if work.direction() == Direction::ToHost {
             self.execute_in_device(cx, slot, work);
             return None;
@@ -216,7 +240,7 @@ impl<P: Provider> Connection<P> {
     }
 
     /// Executes a command whose data is, or will be, in memory of its device.
-    #[cold]
+    #[inline(never)]
     pub(super) fn execute_in_device(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work) {
         let Some(queue) = self.queue else { return };
         let entry = self.in_device.of_slot(slot);
@@ -235,7 +259,7 @@ impl<P: Provider> Connection<P> {
 
     /// Posts as many reads of one request as may be outstanding, into memory of its device. Returns
     /// false if that has ended before the first one.
-    #[cold]
+    #[inline(never)]
     pub(super) fn post_reads_in_device(
         &mut self,
         cx: &Context<'_, P>,
@@ -298,7 +322,7 @@ impl<P: Provider> Connection<P> {
     }
 
     /// Number of writes for a response whose data is in memory of a device.
-    #[cold]
+    #[inline(never)]
     pub(super) fn writes_in_device(&self, slot: u16, bytes: u32) -> u32 {
         let place = self.in_device.place_of(slot);
         let entry = place.and_then(|it| self.in_device.entries[it].as_ref());
@@ -320,7 +344,7 @@ impl<P: Provider> Connection<P> {
     }
 
     /// Queues a response with its data, which is in memory of a device. The send queue has room.
-    #[cold]
+    #[inline(never)]
     pub(super) fn post_in_device(
         &mut self,
         cx: &mut Context<'_, P>,
@@ -378,6 +402,7 @@ impl<P: Provider> Connection<P> {
         let mut offset = 0;
         if let (true, Some(lease)) = (begun, &entry.lease) {
             entry.user = User::Post;
+            self.in_device.leave(slot);
             while offset < bytes && !self.refused {
                 let remotes = &self.remotes[usize::from(slot)];
                 let part = block_at(remotes, offset).and_then(|(remote, left)| {

@@ -308,7 +308,7 @@ impl<P: Provider> Requests<Context<'_, P>> for Connection<P> {
 
     const ACCESSES_DEVICE_MEMORY: bool = true;
 
-    #[cold]
+    #[inline(never)]
     fn begin_in_device(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work) -> Option<Work> {
         self.begin_with_device_memory(cx, slot, work)
     }

@@ -93,7 +93,7 @@ impl TargetCore {
     /// [`execute_in_device`](Self::execute_in_device) with this memory, or rejected. `None`: it has to
     /// take the way through the arena, which is counted. `blocks`: number of blocks of the host's
     /// memory. `check`: why the transport does not access a memory for this host, if so.
-    #[cold]
+    #[inline(never)]
     pub fn take_device_memory(
         &mut self,
         work: &mut Work,
@@ -169,7 +169,7 @@ impl TargetCore {
     /// it there. No request is in flight on the lease. Returns the completion if there is no wait. That
     /// of a successful read has [`Completed::bytes`] and no data:
     /// [`take_read_memory`](Self::take_read_memory) returns the memory.
-    #[cold]
+    #[inline(never)]
     pub fn execute_in_device(
         &mut self,
         queue: QueueId,
@@ -244,7 +244,7 @@ impl TargetCore {
 
     /// The memory with the data of a read, whose completion the transport has just taken. No request
     /// is in flight on it.
-    #[cold]
+    #[inline(never)]
     pub fn take_read_memory(&mut self, transport: TransportId, tag: u64) -> Option<DeviceLease> {
         let inbox = self.inboxes.get_mut(usize::from(transport.0))?;
         // Those of closed queues, whose completions nobody has taken, are dropped.
@@ -264,7 +264,7 @@ impl TargetCore {
     }
 
     /// Submits the pieces that are not submitted yet. Returns the result if the execution is over.
-    #[cold]
+    #[inline(never)]
     pub(super) fn submit_pieces(
         &mut self,
         tag: DeviceTag,
@@ -386,7 +386,7 @@ impl TargetCore {
     }
 
     /// Handles the completion of a piece. The last one completes the command.
-    #[cold]
+    #[inline(never)]
     pub(super) fn piece_done(&mut self, tag: DeviceTag, result: Result<(), DeviceError>) {
         if let Err(error) = result
             && let Some(Err(fault)) = self.end_pieces(tag, error)
