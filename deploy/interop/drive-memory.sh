@@ -113,7 +113,7 @@ eventually 30 test ! -e /sys/bus/pci/devices/$B
 through_memory a2 a3
 
 say "it is plugged in again, and the drive that is read is pulled"
-eventually 30 plug_in_again
+eventually 30 plug_in_again 1
 eventually 30 windlass bind $B
 eventually 30 is_served 2
 eventually 30 copy a2 b2 --drive-memory

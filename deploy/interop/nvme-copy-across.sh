@@ -234,7 +234,7 @@ is_alive || fail "the appliance is gone"
 has "$(device_of $a2)" $second /tmp/from-a
 
 say "it is plugged in again, and used again"
-eventually 30 plug_in_again
+eventually 30 plug_in_again 1
 eventually 30 windlass bind $B
 for nsid in $b1 $b2; do eventually 30 is_served $nsid; done
 wipe "$(device_of $a2)"

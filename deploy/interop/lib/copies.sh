@@ -73,9 +73,10 @@ limit() {
     \"value\":{\"$2\":$3}}}"
 }
 
-# plug_in_again: inserts drive B, which has a controller memory buffer, again.
+# plug_in_again NUMBER: inserts drive A, 0, or B, 1, which has a controller memory buffer, again.
 plug_in_again() {
-  qmp device_add driver=nvme id=nvme1 bus=hp1 serial=LAB1 subsys=subsys1 cmb_size_mb=16 > /dev/null
+  qmp device_add driver=nvme "id=nvme$1" "bus=hp$1" "serial=LAB$1" "subsys=subsys$1" cmb_size_mb=16 \
+    > /dev/null
 }
 
 # A text in blocks that no memory of the machine may have.

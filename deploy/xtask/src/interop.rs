@@ -431,6 +431,19 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 600,
     },
     Scenario {
+        name: "rdma-drive",
+        script: "rdma-drive.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[
+                "--smp", "4", "--nvme", "1", "--ns", "1", "--size", "64M", "--huge", "160",
+                "--cmb", "16",
+            ],
+            namespaces: 1,
+        }),
+        timeout_s: 300,
+    },
+    Scenario {
         name: "rdma-hostile",
         script: "rdma-hostile.sh",
         connect: "",
@@ -499,7 +512,7 @@ impl Scenario {
 
     /// Whether the guest needs a newer kernel than that of its Debian release.
     fn needs_backports(&self) -> bool {
-        self.name == "concat"
+        matches!(self.name, "concat" | "rdma-drive")
     }
 
     /// Lets a command of the lab use the scenario's kind of guest.
