@@ -2,7 +2,8 @@
 # `windlass copy --drive-memory` copies a namespace of a drive to another one of the same drive, and of the
 # other drive, through the controller memory buffer of one drive, while the host writes and verifies on
 # both drives. Counters tell that no memory of the machine was used, and a text that each copied block has
-# is not in the memory of the appliance. Either drive is pulled during a copy: the host's requests to the other one do not
+# is not in the memory of the appliance. A sector that cannot be read and an abort end a copy, which is
+# continued. Either drive is pulled during a copy: the host's requests to the other one do not
 # fail. The kernel's own driver compares the namespaces. Without such a buffer it is refused.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
@@ -16,7 +17,13 @@ through_memory() {
   [ "$(last drive_memory_bytes)" = $namespace_bytes ] || fail "memory of the machine was used"
 }
 
-has_written() { [ "$(last state)" = running ] && [ "$(last written_bytes)" -ge "$1" ]; }
+# through_memory_from OFFSET: the copy from A to B is continued and complete.
+through_memory_from() {
+  show copy a2 b2 --drive-memory --offset "$1"
+  [ "$(last state)" = complete ] || fail "it is not complete: $(copies)"
+  [ "$(last written_bytes) $(last drive_memory_bytes)" = "$((namespace_bytes - $1)) $((namespace_bytes - $1))" ] \
+    || fail "memory of the machine was used: $(copies)"
+}
 
 # restrict BYTES: limits what QEMU moves in a second below B's namespace 2.
 restrict() { limit few bps-total "$1"; }
@@ -66,6 +73,23 @@ found=$(canaries)
 [ "$found" -gt 0 ] || fail "a copy through the arena leaves no text: the check finds nothing"
 say "after a copy through the arena: $found times"
 
+say "a sector that cannot be read"
+unreadable file0n2 70000
+under disk0n2 bad
+fails_with "failed: the medium could not be read" a2 b2 --drive-memory
+failed_at 70000
+[ "$(last drive_memory_bytes)" -ge "$intact" ] || fail "memory of the machine was used"
+under disk0n2 file0n2
+through_memory_from "$intact"
+
+say "an abort"
+throttle few few2 file1n2
+under disk1n2 few2
+restrict $((4 << 20))
+abort a2 b2 --drive-memory
+restrict 0
+through_memory_from "$intact"
+
 say "the drive is slower than its deadline: the copy ends, and the next one is complete"
 throttle slow slow2 file0n2
 limit slow iops-total 1
@@ -82,13 +106,10 @@ eventually 60 copy a2 a3 --drive-memory
 [ "$(last drive_memory_bytes)" = $namespace_bytes ] || fail "memory of the machine was used"
 through_memory a2 b2
 
-throttle few few2 file1n2
-
 # pulled NUMBER OTHER PATTERN: a copy from A to B through A's memory fails with such a text, because the
 # drive of that number is pulled. A namespace of the other drive is written and verified without an error.
 pulled() {
   local number=$1 other=$2 pattern=$3 copying writer
-  under disk1n2 few2
   restrict $((4 << 20))
   copy a2 b2 --drive-memory > /tmp/pulled.log 2>&1 &
   copying=$!

@@ -181,9 +181,7 @@ say "the kernel's host compares"
 compare "$(device_of $a2)" "$(device_of $b2)"
 
 say "a sector of drive B cannot be read: nothing is written, and the lowest range is the first"
-machine "{\"execute\":\"blockdev-add\",\"arguments\":{\"driver\":\"blkdebug\",\"node-name\":\"bad\",
-  \"image\":\"file1n2\",\"inject-error\":[{\"event\":\"none\",\"iotype\":\"read\",
-  \"sector\":$((source + 300)),\"errno\":5,\"once\":false}]}}"
+unreadable file1n2 $((source + 300))
 under disk1n2 bad
 answered "Unrecovered Read Error" 2 $a2:$scratch $a2:$source:128 $b2:$((source + 256)):128
 answered "lowest range 0" 2 $a2:$scratch $b2:$((source + 256)):128 $a2:$source:128

@@ -21,6 +21,39 @@ fails_with() {
   grep -qF -- "$text" <<< "$output" || fail "it does not say: $text"
 }
 
+has_written() { [ "$(last state)" = running ] && [ "$(last written_bytes)" -ge "$1" ]; }
+
+# abort COPY…: aborts the copy when 2 MiB are written; sets `intact`, where it can be continued.
+abort() {
+  local copying
+  windlass copy --socket $control "$@" > /tmp/aborted.log 2>&1 &
+  copying=$!
+  eventually 30 has_written $((2 << 20))
+  kill -INT $copying
+  if wait $copying; then fail "it completed: $(cat /tmp/aborted.log)"; fi
+  cat /tmp/aborted.log
+  grep -q "it was aborted: continue with --offset" /tmp/aborted.log || fail "it was not aborted"
+  intact=$(last intact_bytes)
+}
+
+# unreadable FILE SECTOR: makes the block node `bad` of QEMU, which cannot read this sector of the other one.
+unreadable() {
+  machine "{\"execute\":\"blockdev-add\",\"arguments\":{\"driver\":\"blkdebug\",\"node-name\":\"bad\",
+    \"image\":\"$1\",\"inject-error\":[{\"event\":\"none\",\"iotype\":\"read\",\"sector\":$2,\"errno\":5,
+    \"once\":false}]}}"
+}
+
+# failed_at SECTOR: the lowest range that failed of the last copy has this sector, and what precedes it is
+# written; sets `intact`.
+failed_at() {
+  local failed
+  failed=$(last failed_offset) intact=$(last intact_bytes)
+  [ "$(last state)" = failed ] || fail "$(copies)"
+  [ "$failed" -le $(($1 * 512)) ] && [ $((failed + $(last failed_bytes))) -gt $(($1 * 512)) ] ||
+    fail "the range does not contain the bad sector: $(copies)"
+  [ "$intact" = "$failed" ] || fail "what precedes the range is not written: $(copies)"
+}
+
 # await_disks: the kernel's driver has both drives.
 await_disks() {
   local address
