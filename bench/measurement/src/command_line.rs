@@ -16,6 +16,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 mod ceiling;
 mod cost;
+mod device_memory;
 mod drive;
 mod files;
 mod scale;
@@ -51,6 +52,9 @@ pub(crate) enum Command {
     Start(start::StartArgs),
     /// Measure one connection beside thousands that are idle, or that connect and disconnect
     Storm(storm::StormArgs),
+    /// Measure copies through the memory of a drive, and through that of the machine, and how much
+    /// both slow down other work
+    DeviceMemory(device_memory::DeviceMemoryArgs),
     /// Measure random reads from a real drive with our own driver
     Drive(drive::DriveArgs),
 }
@@ -126,6 +130,7 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Scale(args) => scale::execute(&args),
         Command::Start(args) => start::execute(&args),
         Command::Storm(args) => storm::execute(&args),
+        Command::DeviceMemory(args) => device_memory::execute(&args),
         Command::Drive(args) => drive::execute(&args),
     }
 }

@@ -28,7 +28,7 @@ const ARENA_BYTES: usize = 16 << 20;
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// Time without a completion after which the drive counts as hanging.
-const STALL_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(30);
 
 /// The reason why there is no result.
 #[derive(Debug, thiserror::Error)]
@@ -123,14 +123,14 @@ impl std::fmt::Display for DriveReport {
 }
 
 /// An opened drive.
-struct OpenDrive {
-    drive: Arc<Drive>,
+pub(crate) struct OpenDrive {
+    pub(crate) drive: Arc<Drive>,
     owner: DriveOwner,
     begun: Instant,
 }
 
 impl OpenDrive {
-    fn take(
+    pub(crate) fn take(
         container: &Arc<Container>,
         address: PciAddress,
         arena: &Arc<Arena>,
@@ -161,14 +161,14 @@ impl OpenDrive {
     }
 
     /// Polls and flushes the drive's owner, as a reactor does in each turn.
-    fn tend(&mut self) {
+    pub(crate) fn tend(&mut self) {
         let now = self.now();
         self.owner.poll(now);
         self.owner.flush(now);
     }
 
     /// Shuts the drive down.
-    fn stop(mut self) -> Result<(), DriveError> {
+    pub(crate) fn stop(mut self) -> Result<(), DriveError> {
         let begun = Instant::now();
         while self.owner.stop(self.now()) != StopState::Stopped {
             self.tend();

@@ -14,6 +14,7 @@ mod command_line;
 pub mod compare;
 pub mod cost;
 pub mod cpu_limit;
+pub mod device_memory;
 pub mod drive;
 pub mod leftovers;
 pub mod report;

@@ -311,6 +311,18 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 480,
     },
     Scenario {
+        name: "device-memory",
+        script: "device-memory.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[
+                "--nvme", "2", "--ns", "2", "--size", "64M", "--huge", "64", "--cmb", "16",
+            ],
+            namespaces: 1,
+        }),
+        timeout_s: 300,
+    },
+    Scenario {
         name: "nvme-copy",
         script: "nvme-copy.sh",
         connect: "",
