@@ -27,8 +27,9 @@ struct Absence {
     since: Instant,
     /// Whether it was absent, or bound to another driver.
     seen: bool,
-    /// The last logged obstacle.
+    /// The last obstacle, and whether it was logged.
     last_obstacle: String,
+    is_logged: bool,
     attempts: u32,
     /// Earliest time of the next attempt.
     retry_at: Instant,
@@ -106,6 +107,7 @@ impl AcquiredDrive {
             since: now,
             seen: false,
             last_obstacle: String::new(),
+            is_logged: false,
             attempts: 0,
             retry_at: now,
         });
@@ -116,8 +118,10 @@ impl AcquiredDrive {
             absence.seen = true;
             // The next obstacle or attempt starts fresh.
             (absence.attempts, absence.retry_at) = (0, now);
-            let is_told = matches!(problem, Problem::NoSuchFunction { .. });
-            absence.log_obstacle(&self.names, problem.to_string(), is_told);
+            let is_removed = matches!(problem, Problem::NoSuchFunction { .. });
+            if absence.note(problem.to_string(), false) && !is_removed {
+                tracing::warn!("{} not served: {problem}", self.names);
+            }
             return;
         }
         let is_left = reason == GoneReason::RemovalRequested
@@ -129,26 +133,66 @@ impl AcquiredDrive {
         absence.attempts = absence.attempts.saturating_add(1);
         let rest = Duration::from_secs(1 << absence.attempts.min(6));
         absence.retry_at = now + rest.min(RETRY_DELAY_MAX);
-        match bus.open(self.address) {
+        let obstacle = match bus.open(self.address) {
             Ok(backing) => {
                 tracing::info!("{}: {} is available again", self.names, self.address);
-                if let Err(error) = self.drive.reattach(backing) {
-                    absence.log_obstacle(&self.names, error.to_string(), false);
-                }
+                let reattached = self.drive.reattach(backing);
+                reattached.err().map(|error| error.to_string())
             }
-            Err(error) => absence.log_obstacle(&self.names, with_causes(error.as_ref()), false),
+            Err(error) => Some(with_causes(error.as_ref())),
+        };
+        if let Some(obstacle) = obstacle
+            && absence.note(obstacle.clone(), true)
+        {
+            tracing::warn!("{} not served: {obstacle}", self.names);
         }
     }
 }
 
 impl Absence {
-    /// Logs an obstacle once, unless it is already known.
-    fn log_obstacle(&mut self, names: &str, last_obstacle: String, is_told: bool) {
-        if last_obstacle != self.last_obstacle {
-            if !is_told {
-                tracing::warn!("{names} not served: {last_obstacle}");
-            }
-            self.last_obstacle = last_obstacle;
+    /// Notes an obstacle. Returns whether it is to be logged: once, and unless `at_once` only if two
+    /// checks in a row have found it. The kernel removes a function in steps, and a check between them
+    /// finds one without driver or IOMMU group.
+    fn note(&mut self, obstacle: String, at_once: bool) -> bool {
+        let is_known = obstacle == self.last_obstacle;
+        if !is_known {
+            self.last_obstacle = obstacle;
+            self.is_logged = false;
+        }
+        (is_known || at_once) && !std::mem::replace(&mut self.is_logged, true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn obstacle_between_two_steps_of_a_removal_is_not_logged() {
+        let now = Instant::now();
+        let mut absence = Absence {
+            since: now,
+            seen: false,
+            last_obstacle: String::new(),
+            is_logged: false,
+            attempts: 0,
+            retry_at: now,
+        };
+        for (obstacle, at_once, is_logged) in [
+            ("no IOMMU", false, false),
+            ("no function", false, false),
+            ("no function", false, true),
+            ("no function", false, false),
+            ("no driver", false, false),
+            ("no driver", false, true),
+            ("no driver", false, false),
+            ("cannot be opened", true, true),
+            ("cannot be opened", true, false),
+            ("no driver", false, false),
+            ("no driver", false, true),
+        ] {
+            let found = absence.note(obstacle.to_owned(), at_once);
+            assert_eq!(found, is_logged, "{obstacle}");
         }
     }
 }
