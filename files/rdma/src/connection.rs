@@ -665,11 +665,11 @@ impl<P: Provider> Connection<P> {
                 self.write_payload(cx, number, job, hole, &mut rest)?;
                 continue;
             }
-            for segment in job.payload(hole) {
-                cx.scratch[length..][..segment.0.len()].copy_from_slice(segment.0);
-                length += segment.0.len();
+            for part in job.payload(hole) {
+                cx.scratch[length..][..part.length].copy_from_slice(part.bytes());
+                length += part.length;
                 let copied = &cx.core.counters().read_bytes_copied;
-                copied.add(segment.0.len() as u64);
+                copied.add(part.length as u64);
             }
         }
         Ok(length)

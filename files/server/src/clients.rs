@@ -80,9 +80,9 @@ impl Server {
         &mut self,
         x: &mut Execution,
         args: &ExchangeIdArgs<'_>,
-        principal: Principal,
         now: &Now,
     ) -> Result<(), Refusal> {
+        let principal = x.header.principal;
         if args.flags & !exchange_flags::REQUEST_MASK != 0 {
             return Err(Status::INVAL.into());
         }
@@ -212,9 +212,9 @@ impl Server {
         &mut self,
         x: &mut Execution,
         args: &CreateSessionArgs<'_>,
-        principal: Principal,
         now: &Now,
     ) -> Result<(), Refusal> {
+        let principal = x.header.principal;
         let key = Key::from_u64(args.clientid);
         let client = self.clients.get(key).ok_or(Status::STALE_CLIENTID)?;
         if client.sequence != args.sequence {

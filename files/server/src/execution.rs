@@ -11,14 +11,23 @@ use files_spec::types::{Stable, StateId};
 use files_spec::xdr::{EncodeError, Encoder, HOLES_MAX, Hole, Payload, Xdr, padding};
 use files_store::{InodeId, MovePiece, Range, Ticket, WriteId};
 
+use crate::caller::Header;
 use crate::limits::{CHANGE_RESULT_BYTES_MAX, FAILED_RESULT_BYTES, REPLY_BYTES_MAX};
 use crate::place::{Place, VolumeIndex};
 use crate::refusal::Refusal;
 use crate::table::Key;
-use crate::user::User;
 
 /// Length of the header of an RPC reply whose call is accepted.
 const REPLY_HEADER_BYTES: usize = 24;
+
+/// What a reply without a tag begins with: the header of an accepted call, the status, the length of
+/// the tag and the number of results.
+const BEGINNING_WITHOUT_TAG: [u8; REPLY_HEADER_BYTES + 12] = {
+    let mut bytes = [0; REPLY_HEADER_BYTES + 12];
+    // The record is a reply; the call is accepted with AUTH_NONE, and everything has succeeded.
+    bytes[7] = 1;
+    bytes
+};
 
 /// What the caller does next with an execution.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,7 +152,8 @@ pub struct Execution {
     /// Index of the operation that is executed.
     pub(crate) next: usize,
     pub(crate) minor_version: u32,
-    pub(crate) user: User,
+    /// Its sender.
+    pub(crate) header: Header,
     /// The address of the client.
     pub(crate) address: IpAddr,
     pub(crate) slot: Option<HeldSlot>,
@@ -186,7 +196,7 @@ impl Execution {
             sequence_end: 0,
             next: 0,
             minor_version: 0,
-            user: User::NOBODY,
+            header: Header::NONE,
             address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             slot: None,
             current: Current::default(),
@@ -237,14 +247,14 @@ impl Execution {
         self.waiting != Waiting::No
     }
 
-    /// Begins again with an empty reply. What an earlier request left in the memory is not read.
+    /// Begins again with an empty reply. What an earlier request left in the memory is not read, and its
+    /// header is replaced before the first operation.
     pub(crate) fn reset(&mut self) {
         self.at = 0;
         (self.hole_count, self.hole_bytes) = (0, 0);
         (self.limit, self.too_big) = (REPLY_BYTES_MAX, Status::REP_TOO_BIG);
         (self.count_at, self.results, self.sequence_end) = (0, 0, 0);
         (self.next, self.minor_version) = (0, 0);
-        self.user = User::NOBODY;
         self.address = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         self.slot = None;
         (self.current, self.saved) = (Current::default(), Current::default());
@@ -263,6 +273,15 @@ impl Execution {
 
     /// Begins the reply to a COMPOUND.
     pub(crate) fn begin(&mut self, xid: u32, tag: Tag<'_>) {
+        if tag.0.is_empty()
+            && let Some(beginning) = self.memory.first_chunk_mut()
+        {
+            *beginning = BEGINNING_WITHOUT_TAG;
+            beginning[..4].copy_from_slice(&xid.to_be_bytes());
+            self.count_at = BEGINNING_WITHOUT_TAG.len() - 4;
+            self.at = BEGINNING_WITHOUT_TAG.len();
+            return;
+        }
         self.refuse(&Reply::accepted(xid, AcceptStatus::Success));
         debug_assert_eq!(self.at, REPLY_HEADER_BYTES);
         self.count_at = self.at + 4 + 4 + tag.0.len() + padding(tag.0.len());
@@ -454,6 +473,32 @@ impl Execution {
         match self.awaited.iter_mut().find(|it| it.0 == volume) {
             Some(awaited) => awaited.1 = awaited.1.max(ticket),
             None => self.awaited.push((volume, ticket)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use files_spec::xdr::Opaque;
+
+    use super::*;
+
+    #[test]
+    fn a_reply_without_a_tag_begins_as_the_encoder_writes_it() {
+        let mut x = Execution::new();
+        x.refuse(&Reply::accepted(0x0102_0304, AcceptStatus::Success));
+        let header = x.reply().to_vec();
+        for tag in [b"".as_slice(), b"tag"] {
+            let mut x = Execution::new();
+            x.memory.fill(0xee);
+            x.begin(0x0102_0304, Opaque(tag));
+            let mut memory = [0; 64];
+            let mut to = Encoder::new(&mut memory);
+            Status::OK.encode(&mut to).expect("room");
+            Opaque::<64>(tag).encode(&mut to).expect("room");
+            0_u32.encode(&mut to).expect("room");
+            assert_eq!(x.reply(), [&header, to.written()].concat());
+            assert_eq!(x.count_at, x.reply().len() - 4);
         }
     }
 }

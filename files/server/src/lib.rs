@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod caller;
 mod clients;
 mod counters;
 mod execution;
@@ -28,6 +29,7 @@ mod table;
 mod user;
 mod volumes;
 
+pub use caller::Caller;
 pub use counters::{OperationCounters, ServerCounters, ShareCounters};
 pub use execution::{Execution, Resumption, Step};
 pub use place::{Clients, Network, Part, PartOptions, Share, ShareNumber, VolumeIndex};

@@ -9,7 +9,7 @@ mod version_2;
 
 use files_spec::Status;
 use files_spec::operations::{Operation, OperationNumber, OperationResult, Outcome, Security};
-use files_spec::rpc::{AuthFlavor, Call};
+use files_spec::rpc::AuthFlavor;
 use files_spec::types::{ChangeInfo, StateId};
 use files_spec::xdr::{List, Opaque};
 use files_store::{Attributes, InodeId, Volume};
@@ -91,7 +91,7 @@ impl Server {
 
     /// The identity of the sender in a share.
     pub(crate) fn user_in(&self, x: &Execution, object: Object) -> User {
-        x.user.squashed(self.share(object).squash)
+        x.header.user.squashed(self.share(object).squash)
     }
 
     /// Checks that the sender may do what is `wanted` with an object.
@@ -132,13 +132,12 @@ impl Server {
         &mut self,
         x: &mut Execution,
         operation: &Operation<'r>,
-        call: &Call<'_>,
         position: Position,
         now: &Now,
     ) -> Result<Flow<'r>, Refusal> {
         match operation {
-            Operation::ExchangeId(it) => self.exchange_id(x, it, Self::principal(call), now),
-            Operation::CreateSession(it) => self.create_session(x, it, Self::principal(call), now),
+            Operation::ExchangeId(it) => self.exchange_id(x, it, now),
+            Operation::CreateSession(it) => self.create_session(x, it, now),
             Operation::DestroySession(id) => self.destroy_session(x, id, position.is_last),
             Operation::DestroyClientId(number) => self.destroy_client(x, *number),
             Operation::BindConnToSession(args) => self.bind(x, args),

@@ -11,7 +11,8 @@ use files_spec::types::{FileHandle, Verifier};
 use files_spec::xdr::{Decoder, Placement};
 use files_store::{NumberMap, Progress, Ticket, Time, Volume};
 
-use crate::clients::{Client, Principal};
+use crate::caller::{Caller, Header};
+use crate::clients::Client;
 use crate::counters::ServerCounters;
 use crate::execution::{Execution, Resumption, Step, Waiting};
 use crate::grace::Grace;
@@ -23,7 +24,6 @@ use crate::refusal::Refusal;
 use crate::sessions::{RequestShape, Sequenced, Session};
 use crate::states::{FileId, States};
 use crate::table::Table;
-use crate::user::User;
 
 /// The time, which the user reads from its clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,36 +206,40 @@ impl Server {
         self.set_levels();
     }
 
-    /// Begins the execution of a record.
-    pub fn begin<'r>(&mut self, x: &mut Execution, record: &Record<'r>, now: &Now) -> Step<'r> {
+    /// Begins the execution of a record that a connection of this `caller` has received.
+    pub fn begin<'r>(
+        &mut self,
+        x: &mut Execution,
+        record: &Record<'r>,
+        caller: &mut Caller,
+        now: &Now,
+    ) -> Step<'r> {
         x.reset();
         self.steps += 1;
         self.advance_grace(now);
-        let mut from = record.decoder();
-        let call = match Call::decode(&mut from) {
-            Ok(call) => call,
-            Err(CallError::NotACall) => return Step::Ignore,
-            Err(CallError::Refused(reply)) => return refused(x, &reply),
+        let xid = match caller.recognize(record.bytes) {
+            Some((xid, header)) => {
+                x.header = *header;
+                xid
+            }
+            None => match begin_call(x, record, caller) {
+                Ok(xid) => xid,
+                Err(step) => return step,
+            },
         };
-        if let Err(reply) = call.check(NFS_PROGRAM, NFS_VERSION) {
-            return refused(x, &reply);
-        }
-        if call.procedure == Procedure::NULL {
-            return refused(x, &Reply::accepted(call.xid, AcceptStatus::Success));
-        }
-        let Ok(args) = CompoundArgs::decode(from) else {
-            return refused(x, &Reply::accepted(call.xid, AcceptStatus::GarbageArgs));
+        let args = record.decoder().behind(x.header.bytes);
+        let Ok(args) = args.and_then(CompoundArgs::decode) else {
+            return refused(x, &Reply::accepted(xid, AcceptStatus::GarbageArgs));
         };
-        x.begin(call.xid, args.tag);
+        x.begin(xid, args.tag);
         if let Err(status) = args.check() {
             x.end(status);
             return Step::Reply;
         }
         x.minor_version = args.minor_version;
         x.address = record.client;
-        x.user = User::of(&call.credential);
         self.counters.requests.add(1);
-        self.execute_operations(x, record, (&call, args.operations), now)
+        self.execute_operations(x, record, args.operations, now)
     }
 
     /// Continues an execution whose last step has ended. The record is that of [`Self::begin`].
@@ -313,12 +317,13 @@ impl Server {
 
     /// Executes the remaining operations.
     fn run<'r>(&mut self, x: &mut Execution, record: &Record<'r>, now: &Now) -> Step<'r> {
-        let Some((call, operations)) = parts(record) else {
+        let args = record.decoder().behind(x.header.bytes);
+        let Ok(args) = args.and_then(CompoundArgs::decode) else {
             // The record was decoded before.
             x.end(Status::SERVERFAULT);
             return Step::Reply;
         };
-        self.execute_operations(x, record, (&call, operations), now)
+        self.execute_operations(x, record, args.operations, now)
     }
 
     /// Executes the operations of a record from the next one on.
@@ -326,7 +331,7 @@ impl Server {
         &mut self,
         x: &mut Execution,
         record: &Record<'r>,
-        (call, mut operations): (&Call<'r>, Operations<'r>),
+        mut operations: Operations<'r>,
         now: &Now,
     ) -> Step<'r> {
         let total = operations.left();
@@ -338,7 +343,7 @@ impl Server {
                 is_only: total == 1,
                 is_last: x.next + 1 == total,
             };
-            let executed = self.execute_next(x, record, (call, &mut operations), position, now);
+            let executed = self.execute_next(x, record, &mut operations, position, now);
             let (number, ended) = match executed {
                 Ok(executed) => executed,
                 Err(malformed) => {
@@ -368,7 +373,7 @@ impl Server {
         &mut self,
         x: &mut Execution,
         record: &Record<'r>,
-        (call, operations): (&Call<'r>, &mut Operations<'r>),
+        operations: &mut Operations<'r>,
         position: Position,
         now: &Now,
     ) -> Result<(OperationNumber, Result<Flow<'r>, Refusal>), Malformed> {
@@ -377,8 +382,8 @@ impl Server {
         let ended = match number {
             OperationNumber::SEQUENCE => {
                 let args = operations.args()?;
-                let shape = || shape(record, operations.left() + 1);
-                checked.and_then(|()| self.begin_sequence(x, &args, shape(), position, now))
+                let shape = |x: &Execution| shape(record, &x.header, operations.left() + 1);
+                checked.and_then(|()| self.begin_sequence(x, &args, shape(x), position, now))
             }
             OperationNumber::PUTFH => {
                 let handle: FileHandle<'_> = operations.args()?;
@@ -400,7 +405,7 @@ impl Server {
             _ => match operations.next() {
                 // By reference: it is large.
                 Some(Ok(operation)) => {
-                    checked.and_then(|()| self.execute(x, &operation, call, position, now))
+                    checked.and_then(|()| self.execute(x, &operation, position, now))
                 }
                 Some(Err(malformed)) => return Err(malformed),
                 None => checked.map(|()| Flow::Done),
@@ -566,42 +571,55 @@ fn refused<'r>(x: &mut Execution, reply: &Reply<'_>) -> Step<'r> {
     Step::Reply
 }
 
-/// The call and the operations of a record.
-fn parts<'r>(record: &Record<'r>) -> Option<(Call<'r>, Operations<'r>)> {
+/// Decodes the header of a call of COMPOUND. Returns its identifier, or the step that ends another
+/// call.
+fn begin_call<'r>(
+    x: &mut Execution,
+    record: &Record<'r>,
+    caller: &mut Caller,
+) -> Result<u32, Step<'r>> {
     let mut from = record.decoder();
-    let call = Call::decode(&mut from).ok()?;
-    let args = CompoundArgs::decode(from).ok()?;
-    Some((call, args.operations))
+    let call = match Call::decode(&mut from) {
+        Ok(call) => call,
+        Err(CallError::NotACall) => return Err(Step::Ignore),
+        Err(CallError::Refused(reply)) => return Err(refused(x, &reply)),
+    };
+    if let Err(reply) = call.check(NFS_PROGRAM, NFS_VERSION) {
+        return Err(refused(x, &reply));
+    }
+    if call.procedure == Procedure::NULL {
+        return Err(refused(
+            x,
+            &Reply::accepted(call.xid, AcceptStatus::Success),
+        ));
+    }
+    x.header = Header::of(record.bytes, &call, from.position());
+    caller.learn(record.bytes, &x.header);
+    Ok(call.xid)
 }
 
-/// What SEQUENCE needs to know of its request.
-fn shape(record: &Record<'_>, operations: usize) -> RequestShape {
+/// What SEQUENCE needs to know of its request. Its content is identified by the header, the beginning
+/// of the arguments, and the length; the identifier may differ in a retransmission. Servers need not
+/// find every difference (RFC 8881 §2.10.6.1.3.1), and only the client itself could make two requests
+/// alike.
+fn shape(record: &Record<'_>, header: &Header, operations: usize) -> RequestShape {
+    let args = record.bytes.get(header.bytes..).unwrap_or_default();
+    let beginning = &args[..args.len().min(FINGERPRINT_BYTES_MAX)];
     RequestShape {
         bytes: record.length(),
         operations,
-        fingerprint: fingerprint(record.bytes),
+        fingerprint: fingerprint(header.fingerprint ^ args.len() as u64, beginning),
     }
 }
 
-/// Identifies the content of a request: its beginning behind the identifier, which a retransmission
-/// may change, and its length. Servers need not find every difference (RFC 8881 §2.10.6.1.3.1), and
-/// only the client itself could make two requests alike.
-fn fingerprint(record: &[u8]) -> u64 {
+/// Identifies bytes behind those with the fingerprint `sum`.
+pub(crate) fn fingerprint(sum: u64, bytes: &[u8]) -> u64 {
     /// An odd number without a pattern.
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-    let content = record.get(4..).unwrap_or_default();
-    let beginning = &content[..content.len().min(FINGERPRINT_BYTES_MAX)];
     let add = |sum: u64, word: u64| (sum.rotate_left(5) ^ word).wrapping_mul(FACTOR);
-    let (words, rest) = beginning.as_chunks::<8>();
+    let (words, rest) = bytes.as_chunks::<8>();
     let words = words.iter().map(|it| u64::from_le_bytes(*it));
-    let sum = words.fold(content.len() as u64, add);
+    let sum = words.fold(sum, add);
     rest.iter()
         .fold(sum, |sum, byte| add(sum, u64::from(*byte)))
-}
-
-impl Server {
-    /// The principal of a call.
-    pub(crate) fn principal(call: &Call<'_>) -> Principal {
-        Principal::of(&call.credential)
-    }
 }

@@ -2,6 +2,10 @@
 
 use std::net::IpAddr;
 
+use files_server::Caller;
+
+use crate::limits::UNSENT_BYTES_MAX;
+
 /// A transport of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportIndex {
@@ -42,7 +46,7 @@ impl ConnectionKey {
 }
 
 /// What a connection has of the service.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Link {
     pub(crate) transport: TransportIndex,
     /// The address of the client.
@@ -53,6 +57,17 @@ pub struct Link {
     pub held_bytes: usize,
     /// Whether its client does not take the replies.
     pub is_blocked: bool,
+    /// What its calls begin with.
+    pub(crate) caller: Caller,
+}
+
+impl Link {
+    /// Whether a read of this many bytes must wait until the client takes replies.
+    #[inline]
+    pub(crate) fn is_over(&self, bytes: usize) -> bool {
+        let held = self.held_bytes;
+        held > 0 && (self.is_blocked || held + bytes > UNSENT_BYTES_MAX)
+    }
 }
 
 #[derive(Debug)]

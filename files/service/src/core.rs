@@ -1,6 +1,7 @@
 //! The service on one reactor: executes the requests of all connections, and moves their data as a
 //! client of the reactor's devices.
 
+mod movement;
 mod volumes;
 
 use std::collections::VecDeque;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use block::{ClientId, Completions, DeviceClient, DeviceSet};
-use files_server::{Now, Record, Resumption, Server, Step, VolumeIndex};
+use files_server::{Caller, Now, Record, Resumption, Server, Step, VolumeIndex};
 use files_spec::xdr::{Payload, Placement};
 use files_store::{Time, Volume};
 use hugemem::{Lease, Pool};
@@ -22,12 +23,13 @@ use crate::accesses::{ACCESS_TAG, ACCESSES_MAX, Accesses};
 use crate::connections::{ConnectionKey, Connections, Link, TransportIndex};
 use crate::job::{Job, JobKey, Jobs};
 use crate::limits::{
-    CONNECTIONS_MAX, DEVICE_REQUESTS_MAX, PIECES_IN_FLIGHT_MAX, RECORDS_BYTES_MAX, REQUESTS_MAX,
-    REQUESTS_PER_CONNECTION_MAX, REQUESTS_PER_VOLUME_MAX, TICK_MS, UNSENT_BYTES_MAX, VOLUMES_MAX,
+    CONNECTIONS_MAX, DEVICE_REQUESTS_MAX, RECORDS_BYTES_MAX, REQUESTS_MAX,
+    REQUESTS_PER_CONNECTION_MAX, REQUESTS_PER_VOLUME_MAX, TICK_MS, VOLUMES_MAX,
 };
 use crate::observed::{FileMessage, ListenerChange, ServiceCounters, VolumeLevels};
-use crate::transfer::{Device, Fetching, Next, Source, Transfer};
+use crate::transfer::{Device, Source, Transfer};
 use crate::volume_requests::{VolumeRequests, volume_of_tag};
+use movement::Pumped;
 use volumes::{Removing, Returning};
 
 /// The device of a volume.
@@ -82,12 +84,6 @@ pub trait RecordStore {
 
 /// Limit of the requests of all volumes in devices.
 const VOLUME_REQUESTS_MAX: usize = VOLUMES_MAX * REQUESTS_PER_VOLUME_MAX;
-
-/// How a movement of data goes on.
-enum Pumped {
-    Waits,
-    Ended(Resumption),
-}
 
 /// Data of a WRITE that a transport reads from memory of the client, and then returns with
 /// [`FileCore::fetched`].
@@ -266,6 +262,7 @@ impl FileCore {
             requests: 0,
             held_bytes: 0,
             is_blocked: false,
+            caller: Caller::default(),
         }))
     }
 
@@ -394,12 +391,19 @@ impl FileCore {
                 client: job.client,
             };
             let step = match resumption {
-                None => self.server.begin(&mut job.execution, &record, &time),
+                None => match self.connections.get_mut(job.connection) {
+                    Some(link) => {
+                        let caller = &mut link.caller;
+                        self.server
+                            .begin(&mut job.execution, &record, caller, &time)
+                    }
+                    None => return self.jobs.end(key, job),
+                },
                 Some(it) => self.server.resume(&mut job.execution, &record, it, &time),
             };
             let task = self.task(&step, received.unwrap_or(&job.record), job.placement);
             // Data of a file that has changed meanwhile are not part of the reply.
-            job.truncate_payloads(job.execution.holes().len());
+            job.payloads.truncate(job.execution.holes().len());
             match task {
                 Task::Reply => return self.reply(key, job),
                 Task::Ignore => return self.end_request(key, job),
@@ -412,6 +416,10 @@ impl FileCore {
                     return self.suspend(key, job, received);
                 }
                 Task::Read(device, may_borrow) => {
+                    if may_borrow && self.lend(&mut job, &device) {
+                        resumption = Some(Resumption::Done);
+                        continue;
+                    }
                     let unused = job.unused_pieces.pop().unwrap_or_default();
                     let may_borrow = may_borrow && !self.is_blocked(job.connection);
                     let ranges = job.execution.ranges();
@@ -478,91 +486,6 @@ impl FileCore {
         }
     }
 
-    /// Continues the movement of a job's data.
-    fn pump(&mut self, key: JobKey, job: &mut Job, received: Option<&[u8]>) -> Pumped {
-        let Some(transfer) = &mut job.transfer else {
-            return Pumped::Waits;
-        };
-        let record = received.unwrap_or(&job.record);
-        if !transfer.is_read() && std::mem::take(&mut transfer.may_borrow) {
-            let written = transfer.write_inline(&self.set, record);
-            self.counters.write_bytes_inline.add(written);
-        }
-        let device = transfer.device;
-        if transfer.is_read() && !job.is_reserved {
-            let bytes = transfer.read_bytes();
-            let connection = self.connections.get(job.connection);
-            let (held, is_blocked) =
-                connection.map_or((0, false), |it| (it.held_bytes, it.is_blocked));
-            let is_over = held > 0 && (is_blocked || held + bytes > UNSENT_BYTES_MAX);
-            let is_borrowed = !is_over && transfer.borrow(&self.set);
-            if is_over || !is_borrowed && !transfer.reserve(&self.pool) {
-                self.awaiting_memory.push_back(key);
-                return Pumped::Waits;
-            }
-            if is_borrowed {
-                self.counters.read_bytes_borrowed.add(bytes as u64);
-            }
-            job.is_reserved = true;
-            job.held_bytes += bytes;
-            if let Some(connection) = self.connections.get_mut(job.connection) {
-                connection.held_bytes += bytes;
-            }
-        }
-        loop {
-            let set = &self.set;
-            let can_borrow = |lba, blocks| set.can_borrow_read(device.place, lba, blocks);
-            let next = transfer.next(record, &self.pool, PIECES_IN_FLIGHT_MAX, can_borrow);
-            match next {
-                Next::Submit(piece, mut request) => {
-                    request.tag = key.tag(piece);
-                    match set.submit(self.id, device.place, request) {
-                        Ok(_) => self.outstanding += 1,
-                        Err(error) => transfer.refused(error),
-                    }
-                }
-                Next::Fetch(piece, fetching) => {
-                    let Fetching {
-                        lease,
-                        skip,
-                        data_at,
-                        length,
-                    } = fetching;
-                    self.fetches.push_back(Fetch {
-                        job: key,
-                        piece,
-                        connection: job.connection,
-                        lease,
-                        skip,
-                        data_at,
-                        length,
-                    });
-                }
-                Next::AwaitDevice => return Pumped::Waits,
-                Next::AwaitMemory => {
-                    self.awaiting_memory.push_back(key);
-                    return Pumped::Waits;
-                }
-                Next::Ended(resumption) => {
-                    self.has_progress = true;
-                    job.is_reserved = false;
-                    match job.transfer.take() {
-                        Some(read) if read.is_read() => {
-                            self.counters.read_bytes_copied.add(read.copied_bytes());
-                            job.payloads.push(read);
-                        }
-                        Some(write) => {
-                            self.counters.write_bytes_copied.add(write.copied_bytes());
-                            job.drop_transfer(write);
-                        }
-                        None => {}
-                    }
-                    return Pumped::Ended(resumption);
-                }
-            }
-        }
-    }
-
     /// Queues a complete reply, or drops it if its connection has ended.
     fn reply(&mut self, key: JobKey, job: Box<Job>) {
         self.has_progress = true;
@@ -586,7 +509,11 @@ impl FileCore {
             let Some(mut job) = self.jobs.take(key) else {
                 continue;
             };
-            match self.pump(key, &mut job, None) {
+            let pumped = match self.lend_to_waiting(&mut job) {
+                true => Pumped::Ended(Resumption::Done),
+                false => self.pump(key, &mut job, None),
+            };
+            match pumped {
                 Pumped::Waits => self.jobs.put(key, job),
                 Pumped::Ended(ended) => {
                     moved += 1;
@@ -713,14 +640,6 @@ impl FileCore {
     pub fn end(&mut self) -> usize {
         self.is_stopping = true;
         self.jobs.len()
-    }
-
-    /// Continues the movement of a job's data, and the job after its end.
-    fn go_on(&mut self, key: JobKey, mut job: Box<Job>, now: Nanos) {
-        match self.pump(key, &mut job, None) {
-            Pumped::Waits => self.jobs.put(key, job),
-            Pumped::Ended(ended) => self.advance(key, job, None, Some(ended), now),
-        }
     }
 }
 

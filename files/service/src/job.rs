@@ -8,7 +8,8 @@ use hugemem::Pool;
 
 use crate::connections::ConnectionKey;
 use crate::limits::{RECORD_KEPT_BYTES, REQUESTS_MAX};
-use crate::transfer::{PayloadPart, Piece, Segment, Transfer};
+use crate::payloads::{PayloadPart, Payloads};
+use crate::transfer::{Piece, Transfer};
 
 /// Bits of a device request's tag: the piece, the place of the job, its generation, and one that
 /// only requests of volumes have.
@@ -61,7 +62,7 @@ pub struct Job {
     /// The data that move now.
     pub(crate) transfer: Option<Transfer>,
     /// The data of the reply's holes.
-    pub(crate) payloads: Vec<Transfer>,
+    pub(crate) payloads: Payloads,
     /// Bytes of memory that its reads hold.
     pub held_bytes: usize,
     /// Whether its movement has memory.
@@ -80,7 +81,7 @@ impl Job {
             placement: None,
             transport_slot: 0,
             transfer: None,
-            payloads: Vec::new(),
+            payloads: Payloads::default(),
             held_bytes: 0,
             is_reserved: false,
             unused_pieces: Vec::new(),
@@ -89,8 +90,7 @@ impl Job {
 
     /// Copies the data that devices lend, and counts the bytes. Returns false if memory is missing.
     pub fn copy_borrowed(&mut self, pool: &Pool, copied: &mut u64) -> bool {
-        let mut payloads = self.payloads.iter_mut();
-        payloads.all(|it| it.copy_borrowed(pool, copied))
+        self.payloads.copy_borrowed(pool, copied)
     }
 
     /// Frees the data of a transfer, and keeps its memory for the next one.
@@ -98,23 +98,16 @@ impl Job {
         self.unused_pieces.push(transfer.into_unused());
     }
 
-    /// Frees the data of the reply's holes from this one on.
-    #[inline]
-    pub(crate) fn truncate_payloads(&mut self, count: usize) {
-        while self.payloads.len() > count {
-            let last = self.payloads.pop();
-            self.unused_pieces.extend(last.map(Transfer::into_unused));
-        }
-    }
-
     /// The data of a hole of the reply.
-    pub fn payload(&self, hole: usize) -> impl Iterator<Item = Segment<'_>> {
-        self.payloads[hole].segments()
+    #[inline]
+    #[must_use]
+    pub fn payload(&self, hole: usize) -> &[PayloadPart] {
+        self.payloads.of(hole)
     }
 
     /// Takes the data of a hole of the reply, part by part.
     pub fn take_payload(&mut self, hole: usize) -> impl Iterator<Item = PayloadPart> {
-        self.payloads[hole].take_parts()
+        self.payloads.take(hole)
     }
 }
 
@@ -216,7 +209,7 @@ impl Jobs {
         let transfer = job.transfer.take();
         job.unused_pieces
             .extend(transfer.map(Transfer::into_unused));
-        job.truncate_payloads(0);
+        job.payloads.truncate(0);
         job.held_bytes = 0;
         job.placement = None;
         job.is_reserved = false;

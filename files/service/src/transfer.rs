@@ -5,10 +5,11 @@ use block::{DeviceError, DeviceSet, Operation, Request};
 use files_server::Resumption;
 use files_store::limits::BLOCK_BYTES;
 use files_store::{MovePiece, Range};
-use hugemem::{Borrow, Data, Lease, Pool};
+use hugemem::{Data, Lease, Pool};
 
 use crate::core::DeviceOfVolume;
 use crate::limits::{PIECE_BYTES_MAX, REPEATS_MAX};
+use crate::payloads::{PayloadPart, Payloads};
 
 /// The bytes of holes in files.
 pub(crate) static ZEROES: [u8; PIECE_BYTES_MAX] = [0; PIECE_BYTES_MAX];
@@ -81,8 +82,6 @@ pub(crate) struct Piece {
     /// How often requests were interrupted.
     repeats: u8,
     lease: Option<Lease>,
-    /// The data of a read in the device's own memory.
-    borrow: Option<Borrow>,
 }
 
 /// What moves.
@@ -99,6 +98,39 @@ pub(crate) enum Source {
     Record(usize),
     /// In memory of the client.
     Client,
+}
+
+/// Lets the device lend the data of these ranges, and appends them to the payloads. Returns the
+/// length of what is lent in bytes, or `None` if the device does not lend all of it.
+#[inline]
+pub(crate) fn lend(
+    device: &Device,
+    ranges: &[Range],
+    set: &DeviceSet,
+    payloads: &mut Payloads,
+) -> Option<usize> {
+    let mut bytes = 0;
+    for range in ranges {
+        let mut done = 0;
+        while done < range.length {
+            let piece = Piece::of_range(device, range, done);
+            done += piece.data_length as u64;
+            bytes += piece.length;
+            let data = match piece.device {
+                Some(begin) => {
+                    let (lba, blocks) = piece.blocks(device, begin);
+                    Some(Data::Borrow(set.borrow_read(device.place, lba, blocks)?))
+                }
+                None => None,
+            };
+            payloads.push(PayloadPart {
+                data,
+                skip: piece.skip,
+                length: piece.data_length,
+            });
+        }
+    }
+    Some(bytes)
 }
 
 /// A movement of data.
@@ -159,10 +191,7 @@ impl Transfer {
         for range in ranges {
             let mut done = 0;
             while done < range.length {
-                let piece = match range.device {
-                    Some(begin) => read_piece(&device, begin + done, range.length - done),
-                    None => Piece::zeroes((range.length - done).min(PIECE_BYTES_MAX as u64)),
-                };
+                let piece = Piece::of_range(&device, range, done);
                 done += piece.data_length as u64;
                 pieces.push(piece);
             }
@@ -198,7 +227,6 @@ impl Transfer {
                     stage: Stage::Waiting,
                     repeats: 0,
                     lease: None,
-                    borrow: None,
                 });
                 data_at += data_length;
                 done += length;
@@ -242,29 +270,6 @@ impl Transfer {
         pieces.map(|it| it.length).sum()
     }
 
-    /// Borrows the data of all pieces of a read from the device, or nothing. Then the read has ended.
-    pub(crate) fn borrow(&mut self, set: &DeviceSet) -> bool {
-        if !self.may_borrow {
-            return false;
-        }
-        let device = self.device;
-        for piece in &mut self.pieces {
-            let Some(begin) = piece.device else {
-                continue;
-            };
-            let lba = begin / device.block_bytes;
-            let blocks = (piece.length as u64 / device.block_bytes) as u32;
-            piece.borrow = set.borrow_read(device.place, lba, blocks);
-            if piece.borrow.is_none() {
-                // It would keep writers from what it has while it waits.
-                self.pieces.iter_mut().for_each(|it| it.borrow = None);
-                return false;
-            }
-        }
-        self.pieces.iter_mut().for_each(|it| it.stage = Stage::Done);
-        true
-    }
-
     /// Lets the device take whole pieces of a write from the record, until it refuses one. Returns the
     /// number of bytes.
     pub(crate) fn write_inline(&mut self, set: &DeviceSet, record: &[u8]) -> u64 {
@@ -288,21 +293,6 @@ impl Transfer {
             self.next += 1;
         }
         written
-    }
-
-    /// Copies what is borrowed, and counts the bytes. Returns false if memory is missing.
-    pub(crate) fn copy_borrowed(&mut self, pool: &Pool, copied: &mut u64) -> bool {
-        for piece in self.pieces.iter_mut().filter(|it| it.borrow.is_some()) {
-            let Some(mut lease) = pool.take(piece.length) else {
-                return false;
-            };
-            if let Some(borrow) = piece.borrow.take() {
-                lease.copy_from_slice(&borrow);
-                *copied += lease.len() as u64;
-                piece.lease = Some(lease);
-            }
-        }
-        true
     }
 
     /// Bytes that were copied from the device's own memory, or into memory for it.
@@ -493,25 +483,10 @@ impl Transfer {
 
     /// Takes the data of a read, piece by piece.
     pub(crate) fn take_parts(&mut self) -> impl Iterator<Item = PayloadPart> {
-        self.pieces.iter_mut().map(|piece| {
-            let borrow = piece.borrow.take().map(Data::Borrow);
-            PayloadPart {
-                data: borrow.or_else(|| piece.lease.take().map(Data::Lease)),
-                skip: piece.skip,
-                length: piece.data_length,
-            }
-        })
-    }
-
-    /// The data of a read, piece by piece.
-    pub(crate) fn segments(&self) -> impl Iterator<Item = Segment<'_>> {
-        self.pieces.iter().map(|piece| {
-            let data = piece.skip..piece.skip + piece.data_length;
-            match (&piece.borrow, &piece.lease) {
-                (Some(borrow), _) => Segment(&borrow[data]),
-                (None, Some(lease)) => Segment(&lease[data]),
-                (None, None) => Segment(&ZEROES[..piece.data_length]),
-            }
+        self.pieces.iter_mut().map(|piece| PayloadPart {
+            data: piece.lease.take().map(Data::Lease),
+            skip: piece.skip,
+            length: piece.data_length,
         })
     }
 }
@@ -522,41 +497,40 @@ pub(crate) fn is_interruption(error: DeviceError) -> bool {
     matches!(error, DeviceError::Interrupted | DeviceError::Aborted)
 }
 
-/// A part of the data of a read.
-#[derive(Clone, Copy, Debug)]
-pub struct Segment<'s>(pub &'s [u8]);
-
-/// A part of the data of a read with its memory.
-#[derive(Debug)]
-pub struct PayloadPart {
-    /// The memory; `None` for at most [`PIECE_BYTES_MAX`] zeroes.
-    pub data: Option<Data>,
-    /// Where in the memory the part begins.
-    pub skip: usize,
-    /// Its length in bytes.
-    pub length: usize,
-}
-
-/// The piece that begins at a byte of the device, with at most `length` bytes of data.
-fn read_piece(device: &Device, begin: u64, length: u64) -> Piece {
-    let first = begin - begin % device.block_bytes;
-    let skip = begin - first;
-    let data = length.min(device.piece_bytes - skip);
-    Piece {
-        device: Some(first),
-        length: (skip + data).next_multiple_of(device.block_bytes) as usize,
-        skip: skip as usize,
-        data_length: data as usize,
-        data_at: 0,
-        keep: None,
-        stage: Stage::Waiting,
-        repeats: 0,
-        lease: None,
-        borrow: None,
-    }
-}
-
 impl Piece {
+    /// The piece of a read that begins behind the first `done` bytes of a range.
+    #[inline]
+    fn of_range(device: &Device, range: &Range, done: u64) -> Self {
+        let length = range.length - done;
+        match range.device {
+            Some(begin) => Self::read(device, begin + done, length),
+            None => Self::zeroes(length.min(PIECE_BYTES_MAX as u64)),
+        }
+    }
+
+    /// The piece that begins at a byte of the device, with at most `length` bytes of data.
+    fn read(device: &Device, begin: u64, length: u64) -> Self {
+        let first = begin - begin % device.block_bytes;
+        let skip = begin - first;
+        let data = length.min(device.piece_bytes - skip);
+        Self {
+            device: Some(first),
+            length: (skip + data).next_multiple_of(device.block_bytes) as usize,
+            skip: skip as usize,
+            data_length: data as usize,
+            data_at: 0,
+            keep: None,
+            stage: Stage::Waiting,
+            repeats: 0,
+            lease: None,
+        }
+    }
+
+    /// The first block and the number of blocks of the piece, whose first byte is `at`.
+    fn blocks(&self, device: &Device, at: u64) -> (u64, u32) {
+        let blocks = self.length as u64 / device.block_bytes;
+        (at / device.block_bytes, blocks as u32)
+    }
     fn zeroes(length: u64) -> Self {
         Self {
             device: None,
@@ -568,7 +542,6 @@ impl Piece {
             stage: Stage::Done,
             repeats: 0,
             lease: None,
-            borrow: None,
         }
     }
 
@@ -581,8 +554,7 @@ impl Piece {
         at: u64,
         can_borrow: impl Fn(u64, u32) -> bool,
     ) -> Request {
-        let lba = at / device.block_bytes;
-        let blocks = (self.length as u64 / device.block_bytes) as u32;
+        let (lba, blocks) = self.blocks(device, at);
         let lends = operation == Operation::Read && can_borrow(lba, blocks);
         Request {
             tag: 0,

@@ -45,8 +45,8 @@ impl Outgoing {
             if !push(&reply[at..hole.at]) {
                 return;
             }
-            for segment in job.payload(index) {
-                if !push(segment.0) {
+            for part in job.payload(index) {
+                if !push(part.bytes()) {
                     return;
                 }
             }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use files_client::{CompoundHeader, requests};
 use files_server::{
-    Clients, Execution, Now, Record, Resumption, Server, ServerOptions, Share, ShareNumber, Squash,
-    Step, VolumeIndex,
+    Caller, Clients, Execution, Now, Record, Resumption, Server, ServerOptions, Share, ShareNumber,
+    Squash, Step, VolumeIndex,
 };
 use files_spec::compound::CompoundOk;
 use files_spec::operations::{
@@ -38,6 +38,8 @@ pub(crate) struct World {
     pub(crate) uid: u32,
     /// Where requests come from.
     pub(crate) address: IpAddr,
+    /// The connection of all clients.
+    pub(crate) caller: Caller,
     xid: u32,
 }
 
@@ -126,6 +128,7 @@ impl World {
             stores_records: true,
             uid: 0,
             address: ADDRESS,
+            caller: Caller::default(),
             xid: 0,
         }
     }
@@ -176,7 +179,7 @@ impl World {
             client: self.address,
         };
         let mut payloads = Vec::new();
-        let mut step = self.server.begin(x, &record, &self.now);
+        let mut step = self.server.begin(x, &record, &mut self.caller, &self.now);
         loop {
             match step {
                 Step::Ignore => return None,

@@ -258,7 +258,7 @@ fn a_read_never_returns_the_data_of_another_file() {
         };
         let mut x = Execution::new();
         let now = world.now;
-        let step = world.server.begin(&mut x, &record, &now);
+        let step = world.server.begin(&mut x, &record, &mut world.caller, &now);
         assert!(matches!(step, Step::Read { .. }));
         other.ok(&mut world, &change);
         let step = world.server.resume(&mut x, &record, Resumption::Done, &now);

@@ -27,7 +27,7 @@ fn the_reply_to_a_change_waits_for_the_log() {
     let mut x = Execution::new();
     let now = world.now;
     assert_eq!(
-        world.server.begin(&mut x, &record, &now),
+        world.server.begin(&mut x, &record, &mut world.caller, &now),
         Step::AwaitDurable
     );
     assert!(x.is_suspended() && !world.server.is_durable(&x));

@@ -98,7 +98,7 @@ fn waits(world: &mut World, client: &mut Client, operations: &[Operation<'_>]) {
     };
     let mut x = Execution::new();
     let now = world.now;
-    let step = world.server.begin(&mut x, &record, &now);
+    let step = world.server.begin(&mut x, &record, &mut world.caller, &now);
     assert_eq!(step, Step::AwaitDurable);
     assert!(!world.server.is_durable(&x));
     world.store_records();

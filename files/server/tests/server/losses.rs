@@ -34,7 +34,7 @@ fn requests_wait_for_a_lost_volume_and_clients_keep_what_they_have_open() {
         client: ADDRESS,
     };
     let (mut x, now) = (Execution::new(), world.now);
-    let step = world.server.begin(&mut x, &record, &now);
+    let step = world.server.begin(&mut x, &record, &mut world.caller, &now);
     assert_eq!(step, Step::AwaitDurable);
     assert!(world.server.is_used_by(&x, VOLUME));
     assert!(!world.server.is_used_by(&x, VolumeIndex(1)));

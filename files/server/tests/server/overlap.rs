@@ -241,7 +241,7 @@ impl Run {
         };
         let server = &mut self.world.server;
         let step = match resumption {
-            None => server.begin(&mut it.x, &record, &now),
+            None => server.begin(&mut it.x, &record, &mut self.world.caller, &now),
             Some(resumption) => server.resume(&mut it.x, &record, resumption, &now),
         };
         match step {

@@ -83,6 +83,15 @@ impl<'a> Decoder<'a> {
         }
     }
 
+    /// A decoder whose position is `bytes` further.
+    ///
+    /// # Errors
+    /// Returns [`DecodeError::Truncated`] if that is behind the end.
+    pub fn behind(mut self, bytes: usize) -> Result<Self, DecodeError> {
+        self.take(bytes)?;
+        Ok(self)
+    }
+
     /// The position in the bytes of the decoder.
     #[must_use]
     pub const fn position(&self) -> usize {
