@@ -541,8 +541,9 @@ impl<P: Provider> RdmaFileService<P> {
     fn take_work(&mut self, now: Nanos) -> usize {
         let mut core = self.core.borrow_mut();
         let mut count = 0;
-        while let Some((key, job)) = core.next_reply(TransportIndex::Rdma) {
-            count += 1;
+        let mut replies = core.take_replies(TransportIndex::Rdma);
+        count += replies.len();
+        for (key, job) in replies.drain(..) {
             match connection_by_key(&self.places_by_key, &mut self.places, key) {
                 Some(connection) => connection.reply(job),
                 None => {
@@ -552,6 +553,7 @@ impl<P: Provider> RdmaFileService<P> {
                 }
             }
         }
+        core.keep_replies(TransportIndex::Rdma, replies);
         while let Some(fetch) = core.next_fetch() {
             count += 1;
             match connection_by_key(&self.places_by_key, &mut self.places, fetch.connection) {

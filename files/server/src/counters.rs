@@ -69,11 +69,14 @@ impl ServerCounters {
         })
     }
 
+    #[inline]
     pub(crate) fn count(&self, number: OperationNumber, is_ok: bool) {
         let known = self.operations.get(number.0 as usize);
         let counters = known.unwrap_or(&self.operations[0]);
         counters.executed.add(1);
-        counters.failed.add(u64::from(!is_ok));
+        if !is_ok {
+            counters.failed.add(1);
+        }
     }
 }
 

@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use files_spec::Status;
 use files_spec::compound::Tag;
-use files_spec::operations::{OperationNumber, OperationResult, ReadOk};
-use files_spec::rpc::{AcceptStatus, Reply};
+use files_spec::operations::{OperationNumber, OperationResult, ReadOk, SequenceArgs};
+use files_spec::rpc::{AcceptStatus, Fragment, MARK_BYTES, Reply};
 use files_spec::types::{Stable, StateId};
-use files_spec::xdr::{EncodeError, Encoder, HOLES_MAX, Hole, Payload, Xdr, padding};
+use files_spec::xdr::{EncodeError, Encoder, HOLES_MAX, Hole, Payload, UNIT_BYTES, Xdr, padding};
 use files_store::{InodeId, MovePiece, Range, Ticket, WriteId};
 
 use crate::caller::Header;
@@ -28,6 +28,9 @@ const BEGINNING_WITHOUT_TAG: [u8; REPLY_HEADER_BYTES + 12] = {
     bytes[7] = 1;
     bytes
 };
+
+/// Length of the reply to SEQUENCE, PUTFH and READ without the data and their padding.
+pub(crate) const READ_REPLY_BYTES: usize = BEGINNING_WITHOUT_TAG.len() + 44 + 8 + 16;
 
 /// What the caller does next with an execution.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,6 +139,7 @@ pub(crate) struct Current {
 /// A COMPOUND that is being executed. It can be used again after its reply was sent.
 #[derive(Debug)]
 pub struct Execution {
+    /// Room for the mark of a record, and behind it for the longest reply.
     memory: Box<[u8]>,
     at: usize,
     holes: [Hole; HOLES_MAX],
@@ -184,7 +188,7 @@ impl Execution {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            memory: vec![0; REPLY_BYTES_MAX].into_boxed_slice(),
+            memory: vec![0; MARK_BYTES + REPLY_BYTES_MAX].into_boxed_slice(),
             at: 0,
             holes: [Hole::default(); HOLES_MAX],
             hole_count: 0,
@@ -214,7 +218,26 @@ impl Execution {
     /// The reply without the bytes of its holes.
     #[must_use]
     pub fn reply(&self) -> &[u8] {
-        &self.memory[..self.at]
+        &self.marked_reply()[MARK_BYTES..]
+    }
+
+    /// The reply behind its mark, once [`Self::mark`] has written that.
+    #[must_use]
+    pub fn marked_reply(&self) -> &[u8] {
+        &self.memory[..MARK_BYTES + self.at]
+    }
+
+    /// Writes the mark of the reply as one record, with its holes. Returns the length of the mark and
+    /// the record in bytes.
+    pub fn mark(&mut self) -> usize {
+        let bytes = self.message_bytes();
+        self.memory[..MARK_BYTES].copy_from_slice(&Fragment::whole(bytes).encode());
+        MARK_BYTES + bytes
+    }
+
+    /// The memory for the reply.
+    fn room_of_reply(&mut self) -> &mut [u8] {
+        &mut self.memory[MARK_BYTES..]
     }
 
     /// The holes of the reply, one for the data of each READ.
@@ -266,7 +289,7 @@ impl Execution {
 
     /// Writes a reply of RPC without results.
     pub(crate) fn refuse(&mut self, reply: &Reply<'_>) {
-        let mut to = Encoder::new(&mut self.memory);
+        let mut to = Encoder::new(self.room_of_reply());
         reply.encode(&mut to).expect("a header fits");
         self.at = to.written().len();
     }
@@ -274,7 +297,7 @@ impl Execution {
     /// Begins the reply to a COMPOUND.
     pub(crate) fn begin(&mut self, xid: u32, tag: Tag<'_>) {
         if tag.0.is_empty()
-            && let Some(beginning) = self.memory.first_chunk_mut()
+            && let Some(beginning) = self.room_of_reply().first_chunk_mut()
         {
             *beginning = BEGINNING_WITHOUT_TAG;
             beginning[..4].copy_from_slice(&xid.to_be_bytes());
@@ -285,13 +308,55 @@ impl Execution {
         self.refuse(&Reply::accepted(xid, AcceptStatus::Success));
         debug_assert_eq!(self.at, REPLY_HEADER_BYTES);
         self.count_at = self.at + 4 + 4 + tag.0.len() + padding(tag.0.len());
-        let mut to = Encoder::new(&mut self.memory[self.at..]);
+        let at = self.at;
+        let mut to = Encoder::new(&mut self.room_of_reply()[at..]);
         let written = Status::OK
             .encode(&mut to)
             .and_then(|()| tag.encode(&mut to))
             .and_then(|()| 0_u32.encode(&mut to));
         written.expect("a bounded tag fits");
         self.at = self.count_at + 4;
+    }
+
+    /// Writes the whole reply to SEQUENCE, PUTFH and READ, with a hole for the data. None of them
+    /// fails, and the length is not 0.
+    pub(crate) fn reply_to_read(
+        &mut self,
+        xid: u32,
+        (sequence, highest_slot): (&SequenceArgs, u32),
+        (eof, length): (bool, u32),
+    ) {
+        let memory = self.room_of_reply();
+        let reply = memory.first_chunk_mut::<{ READ_REPLY_BYTES + UNIT_BYTES }>();
+        let reply = reply.expect("other replies are longer");
+        reply[..36].copy_from_slice(&BEGINNING_WITHOUT_TAG);
+        let mut put = |at: usize, word: u32| reply[at..at + 4].copy_from_slice(&word.to_be_bytes());
+        put(0, xid);
+        put(32, 3);
+        put(36, OperationNumber::SEQUENCE.0);
+        put(40, Status::OK.0);
+        put(60, sequence.sequenceid);
+        put(64, sequence.slotid);
+        put(68, highest_slot);
+        put(72, highest_slot);
+        put(76, 0);
+        put(80, OperationNumber::PUTFH.0);
+        put(84, Status::OK.0);
+        put(88, OperationNumber::READ.0);
+        put(92, Status::OK.0);
+        put(96, u32::from(eof));
+        put(100, length);
+        // The padding behind the data.
+        put(READ_REPLY_BYTES, 0);
+        reply[44..60].copy_from_slice(&sequence.sessionid);
+        self.at = READ_REPLY_BYTES + padding(length as usize);
+        self.holes[0] = Hole {
+            at: READ_REPLY_BYTES,
+            length,
+        };
+        (self.hole_count, self.hole_bytes) = (1, length as usize);
+        (self.slot, self.waiting) = (None, Waiting::No);
+        self.awaited.clear();
     }
 
     /// Limits the reply to what the session and the replay cache accept.
@@ -309,7 +374,7 @@ impl Execution {
     /// Room for results in memory, without that of a failure.
     fn memory_room(&self) -> usize {
         let used = self.at + FAILED_RESULT_BYTES;
-        self.room().min(self.memory.len().saturating_sub(used))
+        self.room().min(REPLY_BYTES_MAX.saturating_sub(used))
     }
 
     /// Checks that the result of a change will fit, before the change.
@@ -357,7 +422,7 @@ impl Execution {
         encode: impl FnOnce(&mut Encoder<'_>) -> Result<(), EncodeError>,
     ) -> Result<(), Refusal> {
         let (room, memory) = (self.room(), self.memory_room());
-        let mut to = Encoder::new(&mut self.memory[self.at..][..memory]);
+        let mut to = Encoder::new(&mut self.memory[MARK_BYTES + self.at..][..memory]);
         encode(&mut to).map_err(|error| match error {
             EncodeError::NoSpace | EncodeError::TooManyHoles => self.too_big,
             EncodeError::Value => Status::SERVERFAULT,
@@ -404,7 +469,8 @@ impl Execution {
 
     /// Appends the result of an operation that fails.
     pub(crate) fn push_failure(&mut self, number: OperationNumber, status: Status) {
-        let mut to = Encoder::new(&mut self.memory[self.at..]);
+        let at = self.at;
+        let mut to = Encoder::new(&mut self.room_of_reply()[at..]);
         let failed = OperationResult::failed(number, status);
         failed.encode(&mut to).expect("room for it is reserved");
         self.at += to.written().len();
@@ -427,20 +493,21 @@ impl Execution {
     /// Sets the status and the number of the results.
     pub(crate) fn end(&mut self, status: Status) {
         let status_at = REPLY_HEADER_BYTES;
-        self.memory[status_at..status_at + 4].copy_from_slice(&status.0.to_be_bytes());
-        let count = self.results.to_be_bytes();
-        self.memory[self.count_at..self.count_at + 4].copy_from_slice(&count);
+        let (count_at, count) = (self.count_at, self.results.to_be_bytes());
+        let reply = self.room_of_reply();
+        reply[status_at..status_at + 4].copy_from_slice(&status.0.to_be_bytes());
+        reply[count_at..count_at + 4].copy_from_slice(&count);
     }
 
     /// What a replay cache keeps: the results of the procedure, without the header of RPC.
     pub(crate) fn results(&self) -> &[u8] {
-        &self.memory[REPLY_HEADER_BYTES..self.at]
+        &self.reply()[REPLY_HEADER_BYTES..]
     }
 
     /// Replaces the reply by kept results.
     pub(crate) fn replay(&mut self, results: &[u8]) {
         self.at = REPLY_HEADER_BYTES + results.len();
-        self.memory[REPLY_HEADER_BYTES..self.at].copy_from_slice(results);
+        self.room_of_reply()[REPLY_HEADER_BYTES..][..results.len()].copy_from_slice(results);
     }
 
     /// The client of the session.

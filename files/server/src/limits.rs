@@ -20,7 +20,7 @@ pub const CACHED_REPLY_BYTES_MAX: u32 = 4096;
 /// Limit of the replies that are kept for all sessions in bytes. Later sessions get fewer slots.
 pub const REPLY_CACHE_BYTES_MAX: usize = 64 << 20;
 
-/// Limit of the bytes of a call's arguments by which a retransmission is recognized.
+/// Limit of the bytes behind SEQUENCE by which a retransmission is recognized.
 pub const FINGERPRINT_BYTES_MAX: usize = 512;
 
 /// Longest header of a call in bytes that a connection keeps. Longer ones are decoded with every

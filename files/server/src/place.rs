@@ -213,17 +213,7 @@ pub(crate) fn resolve(
         return Ok(Place::Root);
     }
     let bytes: &[u8; HANDLE_BYTES] = handle.try_into().map_err(|_| Status::BADHANDLE)?;
-    let (kind, rest) = bytes.split_first_chunk::<4>().ok_or(Status::BADHANDLE)?;
-    if *kind != OBJECT {
-        return Err(Status::BADHANDLE);
-    }
-    let (number, rest) = rest.split_first_chunk::<4>().ok_or(Status::BADHANDLE)?;
-    let number = ShareNumber(u32::from_be_bytes(*number));
-    let rest = rest.try_into().map_err(|_| Status::BADHANDLE)?;
-    let handle = Handle::from_bytes(rest);
-    let mut admitting = shares.iter();
-    let share = admitting.position(|share| share.number == number && share.admits(client));
-    let share = share.ok_or(Status::STALE)?;
+    let (share, handle) = in_share(bytes, shares, client)?;
     let volume = &volumes[shares[share].volume.0];
     let missing = |error| match error {
         Error::Lost => Status::DELAY,
@@ -235,4 +225,23 @@ pub(crate) fn resolve(
         true => Ok(Place::Object { share, inode }),
         false => Err(Status::STALE),
     }
+}
+
+/// The index of the share of an object's handle, and the volume's handle of the object.
+#[inline]
+pub(crate) fn in_share(
+    bytes: &[u8; HANDLE_BYTES],
+    shares: &[Share],
+    client: IpAddr,
+) -> Result<(usize, Handle), Status> {
+    let (kind, rest) = bytes.split_first_chunk::<4>().ok_or(Status::BADHANDLE)?;
+    if *kind != OBJECT {
+        return Err(Status::BADHANDLE);
+    }
+    let (number, rest) = rest.split_first_chunk::<4>().ok_or(Status::BADHANDLE)?;
+    let number = ShareNumber(u32::from_be_bytes(*number));
+    let rest = rest.try_into().map_err(|_| Status::BADHANDLE)?;
+    let mut admitting = shares.iter();
+    let share = admitting.position(|share| share.number == number && share.admits(client));
+    Ok((share.ok_or(Status::STALE)?, Handle::from_bytes(rest)))
 }

@@ -382,8 +382,12 @@ impl Server {
         let ended = match number {
             OperationNumber::SEQUENCE => {
                 let args = operations.args()?;
-                let shape = |x: &Execution| shape(record, &x.header, operations.left() + 1);
-                checked.and_then(|()| self.begin_sequence(x, &args, shape(x), position, now))
+                let shape = RequestShape {
+                    bytes: record.length(),
+                    operations: operations.left() + 1,
+                    fingerprint: fingerprint_of(&x.header, operations.rest()),
+                };
+                checked.and_then(|()| self.begin_sequence(x, &args, shape, position, now))
             }
             OperationNumber::PUTFH => {
                 let handle: FileHandle<'_> = operations.args()?;
@@ -598,21 +602,17 @@ fn begin_call<'r>(
     Ok(call.xid)
 }
 
-/// What SEQUENCE needs to know of its request. Its content is identified by the header, the beginning
-/// of the arguments, and the length; the identifier may differ in a retransmission. Servers need not
-/// find every difference (RFC 8881 §2.10.6.1.3.1), and only the client itself could make two requests
-/// alike.
-fn shape(record: &Record<'_>, header: &Header, operations: usize) -> RequestShape {
-    let args = record.bytes.get(header.bytes..).unwrap_or_default();
-    let beginning = &args[..args.len().min(FINGERPRINT_BYTES_MAX)];
-    RequestShape {
-        bytes: record.length(),
-        operations,
-        fingerprint: fingerprint(header.fingerprint ^ args.len() as u64, beginning),
-    }
+/// Identifies a request by its header, the beginning of the operations behind SEQUENCE, and their
+/// length; its identifier may differ in a retransmission. Servers need not find every difference
+/// (RFC 8881 §2.10.6.1.3.1), and only the client itself could make two requests alike.
+#[inline]
+pub(crate) fn fingerprint_of(header: &Header, operations: &[u8]) -> u64 {
+    let beginning = &operations[..operations.len().min(FINGERPRINT_BYTES_MAX)];
+    fingerprint(header.fingerprint ^ operations.len() as u64, beginning)
 }
 
 /// Identifies bytes behind those with the fingerprint `sum`.
+#[inline]
 pub(crate) fn fingerprint(sum: u64, bytes: &[u8]) -> u64 {
     /// An odd number without a pattern.
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;

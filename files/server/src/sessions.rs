@@ -80,6 +80,17 @@ pub(crate) struct RequestShape {
     pub(crate) fingerprint: u64,
 }
 
+/// A request that is the next one of its slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NextRequest {
+    session: Key,
+    pub(crate) client: Key,
+    /// The highest slot of the session.
+    pub(crate) highest_slot: u32,
+    /// Longest reply in bytes.
+    pub(crate) reply_bytes_max: usize,
+}
+
 /// The key of a session with this identifier, which may be unknown.
 fn key_of(id: &SessionId, instance: u64) -> Option<Key> {
     let (begin, end) = id.split_at(8);
@@ -286,6 +297,48 @@ impl Server {
             is_cached: args.cachethis,
         });
         Ok(Sequenced::New)
+    }
+
+    /// The slot of a request of this shape, if its SEQUENCE succeeds and it is no retransmission.
+    #[inline]
+    pub(crate) fn next_request(
+        &self,
+        args: &SequenceArgs,
+        bytes: usize,
+        operations: usize,
+    ) -> Option<NextRequest> {
+        let key = key_of(&args.sessionid, self.instance)?;
+        let session = self.sessions.get(key)?;
+        let (slots, fore) = (session.slots.len() as u32, &session.fore);
+        let slot = session.slots.get(args.slotid as usize)?;
+        let is_next = args.sequenceid == slot.sequence.wrapping_add(1)
+            && slot.state != SlotState::Executing
+            && args.highest_slotid < slots
+            && operations <= fore.maxoperations as usize
+            && bytes <= fore.maxrequestsize as usize;
+        is_next.then_some(NextRequest {
+            session: key,
+            client: session.client,
+            highest_slot: slots - 1,
+            reply_bytes_max: fore.maxresponsesize as usize,
+        })
+    }
+
+    /// Ends the next request of a slot, whose reply is complete and not kept.
+    #[inline]
+    pub(crate) fn answer_at_once(
+        &mut self,
+        next: &NextRequest,
+        args: &SequenceArgs,
+        fingerprint: u64,
+    ) {
+        let Some(session) = self.sessions.get_mut(next.session) else {
+            return;
+        };
+        let slot = &mut session.slots[args.slotid as usize];
+        slot.sequence = args.sequenceid;
+        slot.fingerprint = fingerprint;
+        slot.state = SlotState::Answered;
     }
 
     /// Ends the request of a slot, and keeps its reply if the client asked for it.

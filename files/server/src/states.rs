@@ -116,6 +116,16 @@ impl States {
         }
     }
 
+    /// Whether a state is one of this file, and its file is open.
+    #[inline]
+    pub(crate) fn is_open(&self, state: &State, file: FileId) -> bool {
+        let is_open = match state.kind {
+            StateKind::Open(_) => true,
+            StateKind::Lock(open) => self.open_of(open).is_some(),
+        };
+        is_open && state.file == file
+    }
+
     /// Removes the entry of a file without states.
     pub(crate) fn forget_unused(&mut self, file: FileId) {
         if let Some(states) = self.files.get(&file)
@@ -167,6 +177,20 @@ impl Server {
             }
             false => id,
         };
+        let client = x.slot.map(|slot| slot.client);
+        self.state_of_client(client, id).map(|found| found.0)
+    }
+
+    /// The state of an identifier that a client may use, other than that of the current state.
+    ///
+    /// # Errors
+    /// As [`Self::state_key`].
+    #[inline]
+    pub(crate) fn state_of_client(
+        &self,
+        client: Option<Key>,
+        id: &StateId,
+    ) -> Result<(Key, &State), Status> {
         let (instance, number) = id.other.split_at(4);
         let instance = instance.try_into().map_or(0, u32::from_be_bytes);
         if instance != self.state_instance() {
@@ -178,12 +202,12 @@ impl Server {
         }
         let key = Key::from_u64(number.try_into().map_or(0, u64::from_be_bytes));
         let state = self.states.table.get(key).ok_or(Status::BAD_STATEID)?;
-        if x.slot.is_none_or(|slot| slot.client != state.client) {
+        if client != Some(state.client) {
             return Err(Status::BAD_STATEID);
         }
         match id.seqid {
-            0 => Ok(key),
-            seqid if seqid == state.seqid => Ok(key),
+            0 => Ok((key, state)),
+            seqid if seqid == state.seqid => Ok((key, state)),
             seqid if seqid < state.seqid => Err(Status::OLD_STATEID),
             _ => Err(Status::BAD_STATEID),
         }

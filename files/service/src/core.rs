@@ -21,7 +21,7 @@ use reactors::ring;
 
 use crate::accesses::{ACCESS_TAG, ACCESSES_MAX, Accesses};
 use crate::connections::{ConnectionKey, Connections, Link, TransportIndex};
-use crate::job::{Job, JobKey, Jobs};
+use crate::job::{Ended, Job, JobKey, Jobs};
 use crate::limits::{
     CONNECTIONS_MAX, DEVICE_REQUESTS_MAX, RECORDS_BYTES_MAX, REQUESTS_MAX,
     REQUESTS_PER_CONNECTION_MAX, REQUESTS_PER_VOLUME_MAX, TICK_MS, VOLUMES_MAX,
@@ -29,7 +29,7 @@ use crate::limits::{
 use crate::observed::{FileMessage, ListenerChange, ServiceCounters, VolumeLevels};
 use crate::transfer::{Device, Source, Transfer};
 use crate::volume_requests::{VolumeRequests, volume_of_tag};
-use movement::Pumped;
+use movement::{Loan, Pumped};
 use volumes::{Removing, Returning};
 
 /// The device of a volume.
@@ -151,7 +151,7 @@ pub struct FileCore {
     /// Requests of the control path to devices.
     accesses: Accesses,
     /// Complete replies of each transport.
-    replies: [VecDeque<(ConnectionKey, JobKey)>; TRANSPORTS],
+    replies: [Vec<(ConnectionKey, JobKey)>; TRANSPORTS],
     /// Data that a transport reads from memory of clients.
     fetches: VecDeque<Fetch>,
     /// Requests in devices.
@@ -193,7 +193,7 @@ impl FileCore {
         let transfer_max = pool.max_transfer();
         let device = |(it, volume): (&DeviceOfVolume, &Volume)| {
             let bytes = it.transfer_bytes.min(transfer_max);
-            Device::new(it, bytes, !volume.is_volatile())
+            Device::new(it, bytes, !volume.is_volatile(), &set)
         };
         let levels = devices.iter().map(|it| Arc::clone(&it.levels)).collect();
         let of_volumes = devices.iter().zip(server.volumes());
@@ -221,7 +221,7 @@ impl FileCore {
             awaiting_memory: VecDeque::with_capacity(REQUESTS_MAX),
             awaiting_volume: VecDeque::with_capacity(REQUESTS_MAX),
             awaiting_durable: VecDeque::with_capacity(REQUESTS_MAX),
-            replies: std::array::from_fn(|_| VecDeque::with_capacity(REQUESTS_MAX)),
+            replies: std::array::from_fn(|_| Vec::with_capacity(REQUESTS_MAX)),
             fetches: VecDeque::with_capacity(REQUESTS_MAX),
             outstanding: 0,
             has_progress: false,
@@ -295,11 +295,22 @@ impl FileCore {
         &self.pool
     }
 
-    /// The next complete reply of a transport. It ends the request, whether it sends the reply or
-    /// not.
+    /// Takes the complete replies of a transport. It ends each request, whether it sends the reply or
+    /// not, and returns the memory with [`Self::keep_replies`].
     #[inline]
-    pub fn next_reply(&mut self, transport: TransportIndex) -> Option<(ConnectionKey, JobKey)> {
-        self.replies[transport as usize].pop_front()
+    pub fn take_replies(&mut self, transport: TransportIndex) -> Vec<(ConnectionKey, JobKey)> {
+        std::mem::take(&mut self.replies[transport as usize])
+    }
+
+    /// Keeps the memory of replies that were taken.
+    #[inline]
+    pub fn keep_replies(
+        &mut self,
+        transport: TransportIndex,
+        replies: Vec<(ConnectionKey, JobKey)>,
+    ) {
+        debug_assert!(replies.is_empty() && !self.has_replies(transport));
+        self.replies[transport as usize] = replies;
     }
 
     /// Whether a transport has complete replies.
@@ -317,6 +328,15 @@ impl FileCore {
             link.held_bytes -= job.held_bytes;
         }
         self.jobs.end(key, job);
+    }
+
+    /// The connection of requests whose replies are sent may begin others.
+    #[inline]
+    pub fn release(&mut self, ended: &Ended) {
+        if let Some(link) = self.connections.get_mut(ended.connection) {
+            link.requests -= ended.requests;
+            link.held_bytes -= ended.held_bytes;
+        }
     }
 
     /// The next data to read from memory of a client.
@@ -362,6 +382,7 @@ impl FileCore {
         received: Option<&[u8]>,
         now: Nanos,
     ) {
+        let time = self.time(now);
         let Some(link) = self.connections.get_mut(connection) else {
             return self.jobs.give_back(job);
         };
@@ -369,7 +390,30 @@ impl FileCore {
         job.connection = connection;
         job.client = link.client;
         let key = self.jobs.admit(&job);
-        self.advance(key, job, received, None, now);
+        let record = Record {
+            bytes: received.unwrap_or(&job.record),
+            placement: job.placement,
+            client: job.client,
+        };
+        let mut loan = Loan {
+            devices: &self.devices,
+            set: &self.set,
+            counters: &self.counters,
+            payloads: &mut job.payloads,
+            held_by_job: &mut job.held_bytes,
+            held_by_connection: &mut link.held_bytes,
+        };
+        let (x, caller) = (&mut job.execution, &link.caller);
+        // Its client has to take replies first, otherwise.
+        let may_lend = !link.is_blocked;
+        match may_lend
+            && self
+                .server
+                .read_at_once(x, &record, caller, &time, &mut loan)
+        {
+            true => self.reply(key, job),
+            false => self.advance(key, job, received, None, now),
+        }
     }
 
     /// Executes a job until it waits or its reply is complete. Its record is kept then, if it is
@@ -487,12 +531,12 @@ impl FileCore {
     }
 
     /// Queues a complete reply, or drops it if its connection has ended.
+    #[inline]
     fn reply(&mut self, key: JobKey, job: Box<Job>) {
         self.has_progress = true;
         match self.connections.get(job.connection) {
             Some(link) => {
-                let replies = &mut self.replies[link.transport as usize];
-                replies.push_back((job.connection, key));
+                self.replies[link.transport as usize].push((job.connection, key));
                 self.jobs.put(key, job);
             }
             None => self.jobs.end(key, job),

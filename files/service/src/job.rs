@@ -117,6 +117,25 @@ struct Slot {
     job: Option<Box<Job>>,
 }
 
+/// Requests of one connection whose replies are sent.
+#[derive(Debug)]
+pub struct Ended {
+    pub(crate) connection: ConnectionKey,
+    pub(crate) requests: usize,
+    /// Bytes of memory that their reads held.
+    pub(crate) held_bytes: usize,
+}
+
+impl Default for Ended {
+    fn default() -> Self {
+        Self {
+            connection: ConnectionKey::NONE,
+            requests: 0,
+            held_bytes: 0,
+        }
+    }
+}
+
 /// The requests in flight. A job is taken out while it is worked on.
 #[derive(Debug, Default)]
 pub struct Jobs {
@@ -187,6 +206,16 @@ impl Jobs {
             .filter(|_| slot.generation == key.generation)
     }
 
+    /// A job; `None` for a stale key.
+    #[inline]
+    pub fn get_mut(&mut self, key: JobKey) -> Option<&mut Job> {
+        let slot = self.slots.get_mut(usize::from(key.index))?;
+        match slot.generation == key.generation {
+            true => slot.job.as_deref_mut(),
+            false => None,
+        }
+    }
+
     /// Takes a job to work on it; `None` for a stale key.
     #[inline]
     pub fn take(&mut self, key: JobKey) -> Option<Box<Job>> {
@@ -203,12 +232,24 @@ impl Jobs {
         self.slots[usize::from(key.index)].job = Some(job);
     }
 
+    /// Ends the job of a reply that is sent.
+    #[inline]
+    pub fn end_sent(&mut self, key: JobKey, ended: &mut Ended) {
+        if let Some(job) = self.take(key) {
+            ended.connection = job.connection;
+            ended.requests += 1;
+            ended.held_bytes += job.held_bytes;
+            self.end(key, job);
+        }
+    }
+
     /// Ends a job that was taken.
+    #[inline]
     pub(crate) fn end(&mut self, key: JobKey, mut job: Box<Job>) {
         self.record_bytes -= job.record.len();
-        let transfer = job.transfer.take();
-        job.unused_pieces
-            .extend(transfer.map(Transfer::into_unused));
+        if let Some(transfer) = job.transfer.take() {
+            job.drop_transfer(transfer);
+        }
         job.payloads.truncate(0);
         job.held_bytes = 0;
         job.placement = None;

@@ -23,6 +23,6 @@ mod volume_requests;
 pub use accesses::{Access, AccessOperation, Accessed};
 pub use connections::{ConnectionKey, Connections, Link, TransportIndex};
 pub use core::{CoreOptions, DeviceOfVolume, Fetch, FileCore, RecordStore, system_time};
-pub use job::{Job, JobKey, Jobs};
+pub use job::{Ended, Job, JobKey, Jobs};
 pub use observed::{FileMessage, ListenerChange, ServiceCounters, VolumeLevels};
 pub use payloads::PayloadPart;

@@ -1,5 +1,6 @@
 //! The data of a reply's holes, in the memory where they are.
 
+use files_spec::xdr::HOLES_MAX;
 use hugemem::{Data, Pool};
 
 use crate::transfer::ZEROES;
@@ -31,8 +32,10 @@ impl PayloadPart {
 #[derive(Debug, Default)]
 pub(crate) struct Payloads {
     parts: Vec<PayloadPart>,
-    /// Where the parts of each hole end.
-    ends: Vec<usize>,
+    /// Where the parts of each hole end, and how many have ended: one more than a reply can have, for
+    /// data that do not become part of it.
+    ends: [usize; HOLES_MAX + 1],
+    ended: usize,
 }
 
 impl Payloads {
@@ -45,20 +48,21 @@ impl Payloads {
     /// Ends the next hole with the parts that were appended.
     #[inline]
     pub(crate) fn end_hole(&mut self) {
-        self.ends.push(self.parts.len());
+        self.ends[self.ended] = self.parts.len();
+        self.ended += 1;
     }
 
     /// Frees the parts of a hole that has not ended.
     pub(crate) fn drop_unended(&mut self) {
-        self.parts.truncate(self.begin(self.ends.len()));
+        self.parts.truncate(self.begin(self.ended));
     }
 
     /// Frees the data of the holes from this one on.
     #[inline]
     pub(crate) fn truncate(&mut self, holes: usize) {
-        if holes < self.ends.len() {
+        if holes < self.ended {
             self.parts.truncate(self.begin(holes));
-            self.ends.truncate(holes);
+            self.ended = holes;
         }
     }
 

@@ -19,26 +19,47 @@ pub(crate) static ZEROES: [u8; PIECE_BYTES_MAX] = [0; PIECE_BYTES_MAX];
 pub(crate) struct Device {
     /// Its place in the reactor's devices.
     pub(crate) place: usize,
-    /// Size of its blocks in bytes; divides that of the volume's blocks.
-    pub(crate) block_bytes: u64,
+    /// Size of its blocks in bytes as a power of two; divides that of the volume's blocks.
+    block_shift: u32,
     /// Limit of a request in bytes, a multiple of the volume's blocks.
     pub(crate) piece_bytes: u64,
     /// Whether the volume is durable, so that it can be opened again when the device was gone.
     may_return: bool,
     /// Whether a flush that a reset has interrupted is repeated.
     pub(crate) keeps_cache: bool,
+    /// Whether it can lend its memory.
+    pub(crate) lends: bool,
 }
 
 impl Device {
-    pub(crate) fn new(device: &DeviceOfVolume, transfer_bytes: usize, may_return: bool) -> Self {
+    pub(crate) fn new(
+        device: &DeviceOfVolume,
+        transfer_bytes: usize,
+        may_return: bool,
+        set: &DeviceSet,
+    ) -> Self {
         let piece = transfer_bytes.min(PIECE_BYTES_MAX) as u64;
         Self {
             place: device.place,
-            block_bytes: u64::from(device.block_bytes),
+            block_shift: device.block_bytes.trailing_zeros(),
             piece_bytes: (piece / BLOCK_BYTES).max(1) * BLOCK_BYTES,
             may_return,
             keeps_cache: device.keeps_cache,
+            lends: set.can_borrow_read(device.place, 0, 1),
         }
+    }
+
+    /// Size of its blocks in bytes.
+    #[inline]
+    pub(crate) fn block_bytes(&self) -> u64 {
+        1 << self.block_shift
+    }
+
+    /// The first block and the number of blocks of `length` bytes from the byte `at` on.
+    #[inline]
+    pub(crate) fn blocks(&self, at: u64, length: usize) -> (u64, u32) {
+        let blocks = length as u64 >> self.block_shift;
+        (at >> self.block_shift, blocks as u32)
     }
 }
 
@@ -113,24 +134,63 @@ pub(crate) fn lend(
     for range in ranges {
         let mut done = 0;
         while done < range.length {
-            let piece = Piece::of_range(device, range, done);
-            done += piece.data_length as u64;
-            bytes += piece.length;
-            let data = match piece.device {
+            let span = Span::of_range(device, range, done);
+            done += span.data_length as u64;
+            bytes += span.length;
+            let data = match span.device {
                 Some(begin) => {
-                    let (lba, blocks) = piece.blocks(device, begin);
+                    let (lba, blocks) = device.blocks(begin, span.length);
                     Some(Data::Borrow(set.borrow_read(device.place, lba, blocks)?))
                 }
                 None => None,
             };
             payloads.push(PayloadPart {
                 data,
-                skip: piece.skip,
-                length: piece.data_length,
+                skip: span.skip,
+                length: span.data_length,
             });
         }
     }
     Some(bytes)
+}
+
+/// Whole blocks of the device, and the part of them that is data of a read.
+#[derive(Clone, Copy)]
+struct Span {
+    /// First byte on the device; `None` for zeroes.
+    device: Option<u64>,
+    /// Length on the device in bytes.
+    length: usize,
+    /// Where the data begin.
+    skip: usize,
+    /// Length of the data in bytes.
+    data_length: usize,
+}
+
+impl Span {
+    /// What one request can read behind the first `done` bytes of a range.
+    #[inline]
+    fn of_range(device: &Device, range: &Range, done: u64) -> Self {
+        let rest = range.length - done;
+        let Some(begin) = range.device else {
+            return Self {
+                device: None,
+                length: 0,
+                skip: 0,
+                data_length: rest.min(PIECE_BYTES_MAX as u64) as usize,
+            };
+        };
+        let begin = begin + done;
+        let block_mask = device.block_bytes() - 1;
+        let skip = begin & block_mask;
+        let data = rest.min(device.piece_bytes - skip);
+        Self {
+            device: Some(begin - skip),
+            length: ((skip + data + block_mask) & !block_mask) as usize,
+            skip: skip as usize,
+            data_length: data as usize,
+        }
+    }
 }
 
 /// A movement of data.
@@ -191,7 +251,7 @@ impl Transfer {
         for range in ranges {
             let mut done = 0;
             while done < range.length {
-                let piece = Piece::of_range(&device, range, done);
+                let piece = Piece::of_span(Span::of_range(&device, range, done));
                 done += piece.data_length as u64;
                 pieces.push(piece);
             }
@@ -284,7 +344,7 @@ impl Transfer {
                 break;
             }
             let data = &record[payload_at + piece.data_at..][..piece.length];
-            let lba = piece.device.unwrap_or_default() / device.block_bytes;
+            let (lba, _) = device.blocks(piece.device.unwrap_or_default(), piece.length);
             if !set.write_inline(device.place, lba, data) {
                 break;
             }
@@ -498,48 +558,19 @@ pub(crate) fn is_interruption(error: DeviceError) -> bool {
 }
 
 impl Piece {
-    /// The piece of a read that begins behind the first `done` bytes of a range.
-    #[inline]
-    fn of_range(device: &Device, range: &Range, done: u64) -> Self {
-        let length = range.length - done;
-        match range.device {
-            Some(begin) => Self::read(device, begin + done, length),
-            None => Self::zeroes(length.min(PIECE_BYTES_MAX as u64)),
-        }
-    }
-
-    /// The piece that begins at a byte of the device, with at most `length` bytes of data.
-    fn read(device: &Device, begin: u64, length: u64) -> Self {
-        let first = begin - begin % device.block_bytes;
-        let skip = begin - first;
-        let data = length.min(device.piece_bytes - skip);
+    /// A piece of a read.
+    fn of_span(span: Span) -> Self {
         Self {
-            device: Some(first),
-            length: (skip + data).next_multiple_of(device.block_bytes) as usize,
-            skip: skip as usize,
-            data_length: data as usize,
+            device: span.device,
+            length: span.length,
+            skip: span.skip,
+            data_length: span.data_length,
             data_at: 0,
             keep: None,
-            stage: Stage::Waiting,
-            repeats: 0,
-            lease: None,
-        }
-    }
-
-    /// The first block and the number of blocks of the piece, whose first byte is `at`.
-    fn blocks(&self, device: &Device, at: u64) -> (u64, u32) {
-        let blocks = self.length as u64 / device.block_bytes;
-        (at / device.block_bytes, blocks as u32)
-    }
-    fn zeroes(length: u64) -> Self {
-        Self {
-            device: None,
-            length: 0,
-            skip: 0,
-            data_length: length as usize,
-            data_at: 0,
-            keep: None,
-            stage: Stage::Done,
+            stage: match span.device {
+                Some(_) => Stage::Waiting,
+                None => Stage::Done,
+            },
             repeats: 0,
             lease: None,
         }
@@ -554,7 +585,7 @@ impl Piece {
         at: u64,
         can_borrow: impl Fn(u64, u32) -> bool,
     ) -> Request {
-        let (lba, blocks) = self.blocks(device, at);
+        let (lba, blocks) = device.blocks(at, self.length);
         let lends = operation == Operation::Read && can_borrow(lba, blocks);
         Request {
             tag: 0,

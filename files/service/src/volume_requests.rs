@@ -87,8 +87,7 @@ impl Moving {
         let (operation, lba, blocks, data) = match (&self.request.operation, memory) {
             (DiskOperation::Write { offset, data }, Some(mut lease)) => {
                 lease.copy_from_slice(&data[begin..][..length]);
-                let lba = (offset + begin as u64) / device.block_bytes;
-                let blocks = (length as u64 / device.block_bytes) as u32;
+                let (lba, blocks) = device.blocks(offset + begin as u64, length);
                 (Operation::Write { fua: false }, lba, blocks, Some(lease))
             }
             _ => (Operation::Flush, 0, 0, None),

@@ -126,6 +126,12 @@ impl<'a, T> Sequence<'a, T> {
         self.left
     }
 
+    /// The bytes of the items that are not decoded yet, and of what follows them.
+    #[must_use]
+    pub fn rest(&self) -> &'a [u8] {
+        self.from.rest()
+    }
+
     /// Checks that no bytes follow the last item.
     ///
     /// # Errors

@@ -38,6 +38,6 @@ pub use numbers::{NumberHasher, NumberMap, NumberSet};
 pub use open::{Opener, Opening};
 pub use state::{Attributes, Handle, InodeId, Kind, ShareId, ShareUse};
 pub use volume::{
-    Created, DirectoryEntry, MovePiece, NewObject, Progress, Range, Seek, Ticket, VolatileOptions,
-    Volume, VolumeUse, WriteId, WritePlan, XattrMode,
+    Created, DirectoryEntry, FileView, MovePiece, NewObject, Progress, Range, Seek, Ticket,
+    VolatileOptions, Volume, VolumeUse, WriteId, WritePlan, XattrMode,
 };

@@ -19,7 +19,14 @@ impl Ranges {
     }
 
     /// The first range that ends after `from`.
+    #[inline]
     pub(crate) fn next(&self, from: u64) -> Option<Range<u64>> {
+        // Most files have one range, or are read behind the others.
+        if let Some((&start, &end)) = self.0.last_key_value()
+            && start <= from
+        {
+            return (end > from).then_some(start..end);
+        }
         let before = self.0.range(..=from).next_back();
         let before = before.filter(|&(_, &end)| end > from);
         let found = before.or_else(|| self.0.range(from..).next())?;

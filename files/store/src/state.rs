@@ -457,8 +457,12 @@ impl Directory {
 
 impl File {
     /// The run of device blocks at a block of the file, and what remains of it.
+    #[inline]
     pub(crate) fn block(&self, block: u64) -> Option<Run> {
-        let (&first, &(device, count)) = self.blocks.range(..=block).next_back()?;
+        // Most files have one run, or are read in the last one.
+        let last = self.blocks.last_key_value().filter(|it| *it.0 <= block);
+        let found = last.or_else(|| self.blocks.range(..=block).next_back());
+        let (&first, &(device, count)) = found?;
         let skipped = block - first;
         (skipped < count).then(|| Run {
             start: device + skipped,

@@ -15,10 +15,12 @@ use crate::state::{
 
 mod data;
 mod names;
+mod view;
 
 use data::InFlight;
 pub use data::{MovePiece, Range, Seek, WriteId, WritePlan};
 pub use names::{Created, DirectoryEntry, NewObject, XattrMode};
+pub use view::FileView;
 
 /// Room for a record that frees an object, behind the record that removed its last link.
 const REAP_BYTES: usize = 16;
@@ -180,8 +182,16 @@ impl Volume {
     /// Returns [`Error::Stale`] if it does not exist any more, or is in another volume.
     pub fn resolve(&self, handle: &Handle) -> Result<InodeId, Error> {
         let found = self.inode(handle.inode)?;
-        let is_same = found.generation == handle.generation && self.state.uuid == handle.volume;
-        is_same.then_some(handle.inode).ok_or(Error::Stale)
+        match self.is_of(found, handle) {
+            true => Ok(handle.inode),
+            false => Err(Error::Stale),
+        }
+    }
+
+    /// Whether an object with a handle's number is that of the handle.
+    #[inline]
+    fn is_of(&self, found: &crate::state::Inode, handle: &Handle) -> bool {
+        found.generation == handle.generation && self.state.uuid == handle.volume
     }
 
     /// The share of an object.
@@ -376,11 +386,7 @@ impl Volume {
     }
 
     fn file(&self, inode: InodeId) -> Result<&File, Error> {
-        match &self.inode(inode)?.node {
-            Node::File(file) => Ok(file),
-            Node::Directory(_) => Err(Error::IsDirectory),
-            _ => Err(Error::NotFile),
-        }
+        self.file_view(inode).map(FileView::into_file)
     }
 
     /// Checks that the account of metadata may grow.

@@ -5,8 +5,8 @@ use std::io::{self, IoSlice, Write};
 
 use arrayvec::ArrayVec;
 use files_service::limits::REQUESTS_PER_CONNECTION_MAX;
-use files_service::{FileCore, Job, JobKey, Jobs};
-use files_spec::rpc::{Fragment, MARK_BYTES};
+use files_service::{Ended, FileCore, Job, JobKey, Jobs};
+use files_spec::rpc::MARK_BYTES;
 
 use crate::limits::SLICES_MAX;
 use crate::network::Interest;
@@ -16,44 +16,34 @@ use crate::receiver::Receiver;
 #[derive(Debug)]
 struct Outgoing {
     job: JobKey,
-    mark: [u8; MARK_BYTES],
     /// Its length with the mark in bytes.
     length: usize,
 }
 
-impl Outgoing {
-    /// Appends its parts behind its first `skip` bytes, as many as there is room for.
-    #[inline]
-    fn gather<'j>(
-        &'j self,
-        job: &'j Job,
-        mut skip: usize,
-        slices: &mut ArrayVec<IoSlice<'j>, SLICES_MAX>,
-    ) {
-        let mut push = |bytes: &'j [u8]| {
-            let skipped = skip.min(bytes.len());
-            skip -= skipped;
-            let rest = &bytes[skipped..];
-            rest.is_empty() || slices.try_push(IoSlice::new(rest)).is_ok()
-        };
-        let reply = job.execution.reply();
-        if !push(&self.mark) {
+/// Appends the parts of a reply behind its first `skip` bytes, as many as there is room for.
+#[inline]
+fn gather<'j>(job: &'j Job, mut skip: usize, slices: &mut ArrayVec<IoSlice<'j>, SLICES_MAX>) {
+    let mut push = |bytes: &'j [u8]| {
+        let skipped = skip.min(bytes.len());
+        skip -= skipped;
+        let rest = &bytes[skipped..];
+        rest.is_empty() || slices.try_push(IoSlice::new(rest)).is_ok()
+    };
+    let reply = job.execution.marked_reply();
+    let mut at = 0;
+    for (index, hole) in job.execution.holes().iter().enumerate() {
+        let end = MARK_BYTES + hole.at;
+        if !push(&reply[at..end]) {
             return;
         }
-        let mut at = 0;
-        for (index, hole) in job.execution.holes().iter().enumerate() {
-            if !push(&reply[at..hole.at]) {
+        for part in job.payload(index) {
+            if !push(part.bytes()) {
                 return;
             }
-            for part in job.payload(index) {
-                if !push(part.bytes()) {
-                    return;
-                }
-            }
-            at = hole.at;
         }
-        push(&reply[at..]);
+        at = end;
     }
+    push(&reply[at..]);
 }
 
 /// A connection.
@@ -94,13 +84,11 @@ impl<S> Connection<S> {
 
     /// Queues the reply of a job.
     #[inline]
-    pub(crate) fn push(&mut self, jobs: &Jobs, job: JobKey) {
-        let bytes = jobs.get(job).map_or(0, |it| it.execution.message_bytes());
-        self.outgoing.push_back(Outgoing {
-            job,
-            mark: Fragment::whole(bytes).encode(),
-            length: MARK_BYTES + bytes,
-        });
+    pub(crate) fn push(&mut self, jobs: &mut Jobs, job: JobKey) {
+        if let Some(it) = jobs.get_mut(job) {
+            let length = it.execution.mark();
+            self.outgoing.push_back(Outgoing { job, length });
+        }
     }
 
     /// Whether a reply waits.
@@ -148,7 +136,7 @@ impl<S> Connection<S> {
             for (index, reply) in self.outgoing.iter().enumerate() {
                 let skip = if index == 0 { self.sent } else { 0 };
                 if let Some(job) = jobs.get(reply.job) {
-                    reply.gather(job, skip, &mut slices);
+                    gather(job, skip, &mut slices);
                 }
                 if slices.is_full() {
                     break;
@@ -176,6 +164,7 @@ impl<S> Connection<S> {
 
     /// Ends the jobs whose replies are sent.
     fn retire(&mut self, core: &mut FileCore) -> usize {
+        let mut ended = Ended::default();
         let mut replies = 0;
         while let Some(reply) = self.outgoing.front() {
             if self.sent < reply.length {
@@ -183,8 +172,10 @@ impl<S> Connection<S> {
             }
             self.sent -= reply.length;
             replies += 1;
-            self.drop_reply(core);
+            core.jobs().end_sent(reply.job, &mut ended);
+            self.outgoing.pop_front();
         }
+        core.release(&ended);
         replies
     }
 }

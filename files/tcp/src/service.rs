@@ -291,7 +291,8 @@ impl<N: Network> FileService<N> {
     /// Takes the replies that are complete.
     fn take_replies(&mut self) {
         let mut core = self.core.borrow_mut();
-        while let Some((key, job_key)) = core.next_reply(TransportIndex::Tcp) {
+        let mut replies = core.take_replies(TransportIndex::Tcp);
+        for (key, job_key) in replies.drain(..) {
             if let Some(connection) = self.connections.get_mut(key) {
                 if !connection.has_outgoing() {
                     self.sending.push(key);
@@ -301,6 +302,7 @@ impl<N: Network> FileService<N> {
                 core.end_request(job_key, job);
             }
         }
+        core.keep_replies(TransportIndex::Tcp, replies);
     }
 
     /// Sends what is ready, and executes requests that had to wait for that.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use files_client::{CompoundHeader, requests};
 use files_server::{
-    Caller, Clients, Execution, Now, Record, Resumption, Server, ServerOptions, Share, ShareNumber,
-    Squash, Step, VolumeIndex,
+    Caller, Clients, Execution, Lender, Now, Record, Resumption, Server, ServerOptions, Share,
+    ShareNumber, Squash, Step, VolumeIndex,
 };
 use files_spec::compound::CompoundOk;
 use files_spec::operations::{
@@ -18,7 +18,7 @@ use files_spec::types::SessionId;
 use files_spec::xdr::{Decoder, List, Payload, Xdr};
 use files_spec::{Name, Status};
 use files_store::{
-    DiskCompletion, Operation as DiskOperation, ShareId, Time, Uuid, VolatileOptions, Volume,
+    DiskCompletion, Operation as DiskOperation, Range, ShareId, Time, Uuid, VolatileOptions, Volume,
 };
 
 /// The address of clients, unless a test says otherwise.
@@ -40,7 +40,34 @@ pub(crate) struct World {
     pub(crate) address: IpAddr,
     /// The connection of all clients.
     pub(crate) caller: Caller,
+    /// What their requests are named.
+    pub(crate) tag: &'static [u8],
+    /// Whether the device lends its memory, and how many reads were executed at once.
+    pub(crate) lends: bool,
+    pub(crate) read_at_once: usize,
     xid: u32,
+}
+
+/// A device that lends its memory.
+struct Memory<'m> {
+    device: &'m [u8],
+    lends: bool,
+    lent: &'m mut Vec<Vec<u8>>,
+}
+
+impl Lender for Memory<'_> {
+    fn lends(&self, _: VolumeIndex) -> bool {
+        self.lends
+    }
+
+    fn lend(&mut self, _: VolumeIndex, range: Range) -> bool {
+        let length = range.length as usize;
+        self.lent.push(match range.device {
+            Some(at) => self.device[at as usize..][..length].to_vec(),
+            None => vec![0; length],
+        });
+        true
+    }
 }
 
 /// A reply with the bytes of its payload.
@@ -129,6 +156,9 @@ impl World {
             uid: 0,
             address: ADDRESS,
             caller: Caller::default(),
+            tag: b"tag",
+            lends: false,
+            read_at_once: 0,
             xid: 0,
         }
     }
@@ -154,7 +184,7 @@ impl World {
         let header = CompoundHeader {
             xid: self.xid,
             uid: self.uid,
-            tag: b"tag",
+            tag: self.tag,
             minor_version,
         };
         header.record(operations)
@@ -172,6 +202,26 @@ impl World {
         Answer(self.execute(&mut x, bytes).expect("a reply"))
     }
 
+    /// Executes a request at once, if it is a READ of what the device lends.
+    pub(crate) fn reads_at_once(
+        &mut self,
+        x: &mut Execution,
+        record: &Record<'_>,
+        lent: &mut Vec<Vec<u8>>,
+    ) -> bool {
+        let mut memory = Memory {
+            device: &self.device,
+            lends: self.lends,
+            lent,
+        };
+        let (caller, now) = (&self.caller, &self.now);
+        let is_done = self
+            .server
+            .read_at_once(x, record, caller, now, &mut memory);
+        self.read_at_once += usize::from(is_done);
+        is_done
+    }
+
     fn execute(&mut self, x: &mut Execution, bytes: &[u8]) -> Option<Vec<u8>> {
         let record = Record {
             bytes,
@@ -179,7 +229,10 @@ impl World {
             client: self.address,
         };
         let mut payloads = Vec::new();
-        let mut step = self.server.begin(x, &record, &mut self.caller, &self.now);
+        let mut step = match self.reads_at_once(x, &record, &mut payloads) {
+            true => Step::Reply,
+            false => self.server.begin(x, &record, &mut self.caller, &self.now),
+        };
         loop {
             match step {
                 Step::Ignore => return None,

@@ -15,5 +15,6 @@ mod operator;
 mod overlap;
 mod quotas;
 mod random;
+mod read_at_once;
 mod sessions;
 mod version_2;

@@ -1,12 +1,16 @@
 //! The movement of the data of READs and WRITEs: what a device lends or takes at once, and what moves
 //! between memory and the device meanwhile.
 
-use files_server::Resumption;
+use block::DeviceSet;
+use files_server::{Lender, Resumption, VolumeIndex};
+use files_store::Range;
 use reactors::Nanos;
 
 use super::{Fetch, FileCore};
 use crate::job::{Job, JobKey};
-use crate::limits::PIECES_IN_FLIGHT_MAX;
+use crate::limits::{PIECES_IN_FLIGHT_MAX, UNSENT_BYTES_MAX};
+use crate::observed::ServiceCounters;
+use crate::payloads::Payloads;
 use crate::transfer::{Device, Fetching, Next, lend};
 
 /// How a movement of data goes on.
@@ -15,28 +19,65 @@ pub(super) enum Pumped {
     Ended(Resumption),
 }
 
+/// What a device lends for the reply of a job.
+pub(super) struct Loan<'l> {
+    pub(super) devices: &'l [Device],
+    pub(super) set: &'l DeviceSet,
+    pub(super) counters: &'l ServiceCounters,
+    pub(super) payloads: &'l mut Payloads,
+    /// Bytes of memory that the reads of the job, and those of its connection hold.
+    pub(super) held_by_job: &'l mut usize,
+    pub(super) held_by_connection: &'l mut usize,
+}
+
+impl Loan<'_> {
+    #[inline]
+    fn lend_from(&mut self, device: &Device, ranges: &[Range]) -> bool {
+        let held = *self.held_by_connection;
+        let lent = lend(device, ranges, self.set, self.payloads);
+        let may_hold = |bytes: &usize| held == 0 || held + bytes <= UNSENT_BYTES_MAX;
+        let Some(bytes) = lent.filter(may_hold) else {
+            // It would keep writers from what it has while it waits.
+            self.payloads.drop_unended();
+            return false;
+        };
+        self.payloads.end_hole();
+        self.counters.read_bytes_borrowed.add(bytes as u64);
+        *self.held_by_job += bytes;
+        *self.held_by_connection += bytes;
+        true
+    }
+}
+
+impl Lender for Loan<'_> {
+    #[inline]
+    fn lends(&self, volume: VolumeIndex) -> bool {
+        self.devices[volume.0].lends
+    }
+
+    #[inline]
+    fn lend(&mut self, volume: VolumeIndex, range: Range) -> bool {
+        self.lend_from(&self.devices[volume.0], &[range])
+    }
+}
+
 impl FileCore {
     /// Lets the device lend all data of a job's READ for the next hole of its reply. Returns false if
     /// it does not, or if the client has to take replies first.
-    #[inline]
     pub(super) fn lend(&mut self, job: &mut Job, device: &Device) -> bool {
-        let Some(link) = self.connections.get_mut(job.connection) else {
+        let link = self.connections.get_mut(job.connection);
+        let Some(link) = link.filter(|it| !it.is_blocked) else {
             return false;
         };
-        if link.is_blocked {
-            return false;
-        }
-        let lent = lend(device, job.execution.ranges(), &self.set, &mut job.payloads);
-        let Some(bytes) = lent.filter(|&it| !link.is_over(it)) else {
-            // It would keep writers from what it has while it waits.
-            job.payloads.drop_unended();
-            return false;
+        let mut loan = Loan {
+            devices: &self.devices,
+            set: &self.set,
+            counters: &self.counters,
+            payloads: &mut job.payloads,
+            held_by_job: &mut job.held_bytes,
+            held_by_connection: &mut link.held_bytes,
         };
-        job.payloads.end_hole();
-        self.counters.read_bytes_borrowed.add(bytes as u64);
-        job.held_bytes += bytes;
-        link.held_bytes += bytes;
-        true
+        loan.lend_from(device, job.execution.ranges())
     }
 
     /// Lets the device lend the data of a READ that waits for memory.

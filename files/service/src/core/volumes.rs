@@ -170,7 +170,7 @@ impl FileCore {
         let transfer = device.transfer_bytes.min(self.pool.max_transfer());
         let levels = Arc::clone(&device.levels);
         let may_return = !volume.is_volatile();
-        let device = Device::new(device, transfer, may_return);
+        let device = Device::new(device, transfer, may_return, &self.set);
         let requests = (!volume.is_volatile())
             .then(|| VolumeRequests::new(index.0, device, &self.set, &self.pool));
         levels.set(&volume);

@@ -121,6 +121,11 @@ impl<'a> Decoder<'a> {
         Some(u32::from_be_bytes(*word))
     }
 
+    /// The bytes that are not decoded yet.
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        &self.bytes[self.at..]
+    }
+
     /// The bytes from an earlier position to this one.
     pub(crate) fn since(&self, position: usize) -> &'a [u8] {
         &self.bytes[position..self.at]

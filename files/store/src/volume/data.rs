@@ -115,28 +115,8 @@ impl Volume {
         ranges: &mut Vec<Range>,
         max: usize,
     ) -> Result<(), Error> {
-        let file = self.file(inode)?;
-        let end = offset.saturating_add(length).min(file.size);
-        ranges.clear();
-        let mut at = offset;
-        while at < end && ranges.len() < max {
-            let written = file.written.next(at).filter(|it| it.start < end);
-            let (next, device) = match written {
-                Some(written) if written.start <= at => {
-                    let run = file.block(at / BLOCK_BYTES).ok_or(Error::Io)?;
-                    let here = at % BLOCK_BYTES;
-                    let last = at - here + run.count * BLOCK_BYTES;
-                    let next = written.end.min(last).min(end);
-                    (next, Some(run.start * BLOCK_BYTES + here))
-                }
-                Some(written) => (written.start, None),
-                None => (end, None),
-            };
-            let length = next - at;
-            ranges.push(Range { length, device });
-            at = next;
-        }
-        Ok(())
+        self.file_view(inode)?
+            .read_into((offset, length), ranges, max)
     }
 
     /// Finds data or a hole from `offset` on; `None` if there is none. The end is a hole.
