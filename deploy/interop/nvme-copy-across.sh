@@ -3,9 +3,9 @@
 # format 2h, which Linux does not let a user enable), while the kernel's host writes and verifies on both.
 # Counters tell that all data was in controller memory buffers of the drives, and a text that each copied
 # block has is not in the memory of the appliance. Formats that are not enabled or not reported, wrong
-# ranges, a sector that cannot be read and a drive that is slower than its deadline have their results. A
-# drive, and then the other one, is pulled during copies: those that need it fail, and those on the other drive
-# go on. The kernel's host and its own driver compare.
+# ranges, a sector that cannot be read, an abort and a drive that is slower than its deadline have their
+# results. Each drive is pulled during copies: those that need it fail, and those on the other drive go on. The
+# kernel's host and its own driver compare.
 #   INTEROP_PROGRAMS   the directory with windlass and examples/copying_host
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
@@ -188,6 +188,20 @@ answered "lowest range 0" 2 $a2:$scratch $b2:$((source + 256)):128 $a2:$source:1
 head -c $region_bytes /dev/zero > /tmp/nothing
 has "$(device_of $a2)" $scratch /tmp/nothing
 answered Success 2 $a2:$scratch $a2:$source:128 $b2:$source:256
+under disk1n2 file1n2
+
+say "a Copy that the drive has is not aborted, and completes"
+throttle few few2 file1n2
+limit few bps-total $((512 << 10))
+under disk1n2 few2
+copying_host abort $b2:$scratch $a2:$source:512 > /tmp/abort.log &
+aborting=$!
+eventually 30 grep -q aborted /tmp/abort.log
+limit few bps-total 0
+wait $aborting || fail "it has no response: $(cat /tmp/abort.log)"
+cat /tmp/abort.log
+grep -qx "not aborted" /tmp/abort.log || fail "it was aborted"
+[ "$(grep -c "^Copy [0123]: successful" /tmp/abort.log)" = 4 ] || fail "not all copies succeeded"
 under disk1n2 file1n2
 
 say "drive B is slower than its deadline: each Copy has a response, and later ones use drive memory"

@@ -3,10 +3,12 @@
 //! descriptor format 2h.
 //!
 //!     copying_host ADDRESS:PORT NQN once FORMAT TO:LBA FROM:LBA:BLOCKS…
+//!     copying_host ADDRESS:PORT NQN abort TO:LBA FROM:LBA:BLOCKS…
 //!     copying_host ADDRESS:PORT NQN stream END BLOCKS TO:LBA FROM:LBA…
 //!
 //! TO and FROM are namespaces. `once` sends one Copy and prints its status and the lowest range that
 //! was not copied. FORMAT is the descriptor format; `disabled` is format 2h without enabling it.
+//! `abort` sends a Copy, then the same one several times, and aborts the last.
 //! `stream` copies BLOCKS blocks again and again, until the file END exists or a Copy fails, and
 //! prints how many copies succeeded and with what status others failed. If there are several FROM, a
 //! part of each Copy is from each. It exits with 1 if a Copy has no response.
@@ -51,10 +53,11 @@ fn main() -> ExitCode {
         [at, nqn, "once", format, to, ref from @ ..] if !from.is_empty() => {
             once((at, nqn), format, to, from)
         }
+        [at, nqn, "abort", to, ref from @ ..] if !from.is_empty() => abort((at, nqn), to, from),
         [at, nqn, "stream", end, blocks, to, ref from @ ..] if !from.is_empty() => {
             stream((at, nqn), Path::new(end), blocks, to, from)
         }
-        _ => Err("usage: copying_host ADDRESS:PORT NQN once|stream …".into()),
+        _ => Err("usage: copying_host ADDRESS:PORT NQN once|abort|stream …".into()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -106,14 +109,14 @@ impl Host {
         Ok(Self { queue, controller })
     }
 
-    /// Sends a Copy with these source ranges, in any descriptor format.
+    /// Queues a Copy with these source ranges, in any descriptor format. Returns its identifier.
     fn submit(
         &mut self,
         format: CopyFormat,
         (nsid, lba): (u32, u64),
         ranges: &[CopyRange],
         token: u64,
-    ) -> Outcome<()> {
+    ) -> Outcome<u16> {
         let nr_z = u8::try_from(ranges.len() - 1)?;
         let sqe = Sqe::copy_ranges(nsid, lba, nr_z);
         let mut command = sqe.copy();
@@ -123,8 +126,7 @@ impl Host {
         list.copy_from_slice(ranges.as_bytes());
         let refused = |Refused { refusal, .. }| refusal;
         let submitted = (self.queue).submit(sqe.with_copy(command), Transfer::Write(list), token);
-        submitted.map_err(refused)?;
-        Ok(())
+        Ok(submitted.map_err(refused)?)
     }
 }
 
@@ -138,22 +140,50 @@ fn described(completion: &HostCompletion) -> String {
     }
 }
 
+/// The destination and the source ranges of a Copy.
+fn one_copy(to: &str, from: &[&str]) -> Outcome<((u32, u64), Vec<CopyRange>)> {
+    let [nsid, lba] = numbers(to)?;
+    let ranges = from.iter().map(|word| {
+        let [nsid, lba, blocks] = numbers(word)?;
+        range(nsid, lba, blocks)
+    });
+    Ok(((u32::try_from(nsid)?, lba), ranges.collect::<Outcome<_>>()?))
+}
+
 fn once(target: (&str, &str), format: &str, to: &str, from: &[&str]) -> Outcome<()> {
     let enabled = CopyFormatsEnabled::new();
     let (format, enabled) = match format {
         "disabled" => (CopyFormat::NAMESPACES, enabled),
         number => (CopyFormat(number.parse()?), enabled.with_format_2(true)),
     };
-    let [nsid, lba] = numbers(to)?;
-    let mut ranges = Vec::new();
-    for word in from {
-        let [nsid, lba, blocks] = numbers(word)?;
-        ranges.push(range(nsid, lba, blocks)?);
-    }
+    let (to, ranges) = one_copy(to, from)?;
     let mut host = Host::connect(target, enabled)?;
-    host.submit(format, (u32::try_from(nsid)?, lba), &ranges, 0)?;
+    host.submit(format, to, &ranges, 0)?;
     let completion = host.queue.wait_completion(PATIENCE, "Copy")?;
     println!("{}", described(&completion));
+    host.controller.shut_down()?;
+    Ok(())
+}
+
+fn abort(target: (&str, &str), to: &str, from: &[&str]) -> Outcome<()> {
+    let (to, ranges) = one_copy(to, from)?;
+    let mut host = Host::connect(target, CopyFormatsEnabled::new().with_format_2(true))?;
+    host.submit(CopyFormat::NAMESPACES, to, &ranges, 0)?;
+    let mut completion = host.queue.wait_completion(PATIENCE, "the first Copy")?;
+    println!("Copy {}: {}", completion.token, described(&completion));
+    let mut last = 0;
+    for token in 1..u64::from(DEPTH) {
+        last = host.submit(CopyFormat::NAMESPACES, to, &ranges, token)?;
+    }
+    host.queue.flush()?;
+    // The Abort has another connection, and must not be the first that arrives.
+    std::thread::sleep(PAUSE);
+    let is_aborted = host.controller.abort(host.queue.qid(), last)?;
+    println!("{}", if is_aborted { "aborted" } else { "not aborted" });
+    for _ in 1..DEPTH {
+        completion = host.queue.wait_completion(PATIENCE, "a Copy")?;
+        println!("Copy {}: {}", completion.token, described(&completion));
+    }
     host.controller.shut_down()?;
     Ok(())
 }
