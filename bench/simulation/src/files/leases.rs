@@ -244,10 +244,11 @@ impl Model {
         Some(known)
     }
 
-    /// A client was granted something. Those that held what it excludes have lost everything.
+    /// A client was granted something. Those that held what it excludes have lost everything, if they
+    /// held it before the operation was sent: it may have been executed at any time since then.
     pub(super) fn drop_excluded(
         &mut self,
-        client: usize,
+        pending: &Pending,
         object: ObjectId,
         permits: impl Fn(&Holdings) -> bool,
     ) {
@@ -255,7 +256,11 @@ impl Model {
         let excluded: Vec<usize> = dropped
             .by_ref()
             .map(|it| *it.0)
-            .filter(|it| *it != client)
+            .filter(|it| *it != pending.client)
+            .filter(|it| {
+                let open = self.opens.get(&(*it, object));
+                open.is_some_and(|it| it.grown < pending.started)
+            })
             .filter(|it| self.known_of(*it, object).is_some_and(|it| !permits(&it)))
             .collect();
         for client in excluded {
@@ -344,7 +349,8 @@ impl Model {
     }
 
     /// What an access or an OPEN that has succeeded excludes.
-    pub(super) fn opened_beside(&mut self, client: usize, object: ObjectId, modes: Modes) {
-        self.drop_excluded(client, object, |it| it.may_open(Some(client), modes));
+    pub(super) fn opened_beside(&mut self, pending: &Pending, object: ObjectId, modes: Modes) {
+        let client = pending.client;
+        self.drop_excluded(pending, object, |it| it.may_open(Some(client), modes));
     }
 }

@@ -105,6 +105,8 @@ pub(super) struct Open {
     pub(super) is_closing: bool,
     /// Its share modes are being changed, and its identifier with them.
     pub(super) is_changing: bool,
+    /// The stamp of the latest operation when it excluded more than before.
+    pub(super) grown: u64,
 }
 
 impl Open {

@@ -365,17 +365,17 @@ impl Model {
     pub(super) fn sharing_granted(&mut self, pending: &Pending) {
         let client = pending.client;
         match pending.action {
-            Action::Open { object, modes } => self.opened_beside(client, object, modes),
+            Action::Open { object, modes } => self.opened_beside(pending, object, modes),
             Action::Lock { wanted, .. } | Action::TestLock { wanted } => {
                 let owner = (client, wanted.owner);
-                self.drop_excluded(client, wanted.object, |it| {
+                self.drop_excluded(pending, wanted.object, |it| {
                     it.may_lock(owner, wanted.parts, wanted.held())
                 });
             }
             _ => {
                 for it in &pending.uses {
                     if let Some(modes) = it.special() {
-                        self.opened_beside(client, it.object, modes);
+                        self.opened_beside(pending, it.object, modes);
                     }
                 }
             }
@@ -424,6 +424,7 @@ impl Model {
         modes: Modes,
     ) -> Result<(), String> {
         self.objects[object].may_be_open.insert(client);
+        let stamp = self.stamp;
         let open = self.opens.entry((client, object)).or_insert(Open {
             stateid,
             modes: Modes::CLOSED,
@@ -432,6 +433,7 @@ impl Model {
             is_lost: true,
             is_closing: false,
             is_changing: false,
+            grown: stamp,
         });
         if open.is_lost {
             (open.modes, open.is_lost) = (Modes::CLOSED, false);
@@ -443,7 +445,7 @@ impl Model {
         open.stateid = stateid;
         open.modes = open.modes.and(modes);
         open.asked.push(modes);
-        open.is_changing = false;
+        (open.is_changing, open.grown) = (false, stamp);
         let modes = open.modes;
         self.change_holdings(object, |it| it.is_open(client, modes));
         Ok(())
@@ -472,10 +474,14 @@ impl Model {
         stateid: StateId,
     ) {
         self.locks_granted += u64::from(held != Held::Nothing);
+        let stamp = self.stamp;
         if let Some(open) = self.open_mut(client, object) {
             let lock = open.locks.entry(owner).or_default();
             lock.stateid = Some(stateid);
             lock.held[parts.numbers()].fill(held);
+            if held != Held::Nothing {
+                open.grown = stamp;
+            }
         }
         let owner = (client, owner);
         self.change_holdings(object, |it| it.is_locked(owner, parts, held));
