@@ -129,9 +129,8 @@ pub(crate) fn data_path(device: &appliance_config::Device) -> DataPath {
     };
     match settings.data_path {
         appliance_config::DataPath::Host => DataPath::Host,
-        appliance_config::DataPath::DriveMemory | appliance_config::DataPath::Auto => {
-            DataPath::DeviceMemory
-        }
+        appliance_config::DataPath::DriveMemory => DataPath::DeviceMemory,
+        appliance_config::DataPath::Auto => DataPath::Best,
     }
 }
 

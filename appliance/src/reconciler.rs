@@ -201,7 +201,7 @@ impl Reconciler {
             let Some((_, opened)) = self.devices.get(&device.name) else {
                 continue;
             };
-            let memory = data_path(device) == DataPath::DeviceMemory;
+            let memory = data_path(device) != DataPath::Host;
             let memory = memory.then(|| opened.device_memory()).flatten();
             // Namespaces of a drive have the same.
             all.extend(memory.filter(|memory| {

@@ -367,7 +367,8 @@ words! {
         /// Through the controller memory buffer of a drive that all drives of the copy reach, while
         /// there is room; else through the arena.
         DriveMemory = "drive-memory",
-        /// The best one of those that are there.
+        /// The best one of those that are there: a copy within a drive by the drive's own Copy, then the
+        /// same as `drive-memory`.
         Auto = "auto",
     }
 }
@@ -558,7 +559,8 @@ table! {
         /// least 128 KiB over NVMe/RDMA, takes its way: `host` is through `memory`; `drive-memory` and
         /// `auto` are through the controller memory buffer of its drive, or of one that all drives of
         /// a copy reach, and through `memory` where there is none or the network card cannot access
-        /// it. So far, only QEMU's drives have proven copies, and no hardware reads and writes.
+        /// it. With `auto`, a drive that reports the Copy command executes copies within the device
+        /// by itself, as far as its limits allow. So far, only QEMU's drives have proven copies, and no hardware reads and writes.
         /// Devices on one drive may differ.
         data_path: DataPath = Word::<DataPath>::new(),
             absent DriveNamespace::DATA_PATH_DEFAULT

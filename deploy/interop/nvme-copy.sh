@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The host copies with NVMe Copy within namespaces of two drives, while it writes and verifies on both. With
 # `data_path = "drive-memory"` the data is in the controller memory buffer of the drive: counters tell that, and a text
-# that each copied block has is not in the memory of the appliance. Wrong commands are refused. A drive is pulled
+# that each copied block has is not in the memory of the appliance. With `"auto"`, a drive executes by itself the copies
+# within its limits. Wrong commands are refused. A drive is pulled
 # during copies: those on the other one go on. The kernel's own driver compares. Linux does not let a user enable
 # descriptor format 2h (it refuses Set Features of Host Behavior Support), so copies between namespaces are in nvme-copy-across.sh.
 . "$(dirname "$0")/lib/guest.sh"
@@ -63,6 +64,23 @@ copy_all() {
   done
 }
 
+# by_drive COPIES BLOCK: so many copies within b2 to the blocks from BLOCK on, which drive B executes by itself: QEMU's
+# drives take 128 blocks in all, where the others have more.
+by_drive() {
+  local index offset before
+  before=$(counted b2 .copies.drive)
+  for index in $(seq 0 $(($1 - 1))); do
+    offset=$((index * 128))
+    nvme_copy 4 0 $(($2 + offset)) $((first_block + offset)):64 $((first_block + offset + 64)):64 \
+      > /tmp/copy.log || fail "$(cat /tmp/copy.log)"
+  done
+  [ $(($(counted b2 .copies.drive) - before)) = "$1" ] \
+    || fail "not by drive B itself: $(counted b2 '[.copies, .copies_on_host_path]')"
+  dd if="$(device_of 4)" of=/tmp/by-drive bs=$block_bytes skip="$2" count=$(($1 * 128)) iflag=direct status=none
+  dd if=/tmp/data bs=$block_bytes skip=$first_block count=$(($1 * 128)) status=none | cmp - /tmp/by-drive \
+    || fail "drive B has copied something else"
+}
+
 # through_memory DEVICE NSID: all of these copies within the device use memory of its drive.
 through_memory() {
   local before
@@ -106,6 +124,9 @@ say "copies while the host writes and verifies"
 begin_writers
 through_memory a2 3
 through_memory b2 4
+say "copies that drive B executes by itself"
+by_drive 8 $((to_block + copies_of_a_round * copy_blocks))
+[ "$(counted b2 .copies.host)" = 0 ] || fail "b2 used memory of the machine"
 say "a copy by nvme-cli"
 before=$(counted a2 .copies.drive_memory)
 show nvme copy "$(device_of 3)" --sdlba=16 --slbs=$first_block --blocks=7

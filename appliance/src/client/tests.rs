@@ -34,7 +34,7 @@ pub(crate) fn status() -> Status {
             "data_path": "auto", "drive_memory": {"slice_bytes": 262144, "slices": 60, "taken": 1,
                 "leases": 9, "exhausted": 0, "lost": 0, "not_shared": null,
                 "cards": 1, "not_registered": []},
-            "copies": {"host": 1, "drive_memory": 8}, "copies_on_host_path": {"exhausted": 1},
+            "copies": {"host": 1, "drive_memory": 8, "drive": 2}, "copies_on_host_path": {"exhausted": 1},
             "transfers": {"reads": 3}, "transfers_on_host_path": {"small": 2}}],
         "exports": [{"nqn": "nqn.2026-11.org.windlass:rack7-a.fast", "namespaces": [
             {"nsid": 1, "device": "fast0", "bytes": 1073741824, "uuid": ""}],

@@ -138,12 +138,13 @@ fn ways_of_data(device: &DeviceStatus, memory: &DriveMemoryStatus) -> String {
     };
     format!(
         "device {name}: {} slices of {} in the memory of its drive, {} lost; {} copies went through \
-         memory of drives, {} through `memory`{}; {} reads and {} writes of NVMe/RDMA went through it, \
+         memory of drives, {} were the drive's own, {} went through `memory`{}; {} reads and {} writes of NVMe/RDMA went through it, \
          of which {} failed, and others through `memory`{}",
         memory.slices,
         quantity::bytes(memory.slice_bytes),
         memory.lost,
         count("drive_memory"),
+        count("drive"),
         count("host"),
         reasons(&device.copies_on_host_path),
         transfers("reads"),

@@ -303,7 +303,8 @@ measured! {
         /// The controller memory buffer of its drive, as far as it holds data; none without one.
         drive_memory: Option<DriveMemoryStatus> =
             input.seen.and_then(|seen| seen.memory.as_deref()).map(DriveMemoryStatus::from);
-        /// Copies of hosts to it that succeeded, by the way of their data: `host` or `drive_memory`.
+        /// Copies of hosts to it that succeeded, by the way of their data: `host`, `drive_memory`, or `drive`
+        /// for those that the drive executed by itself.
         copies: BTreeMap<String, u64> = input.copies();
         /// Copies of hosts to it that took or continued on the way through `memory` although
         /// `data_path` allows another one, by reason.

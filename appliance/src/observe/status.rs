@@ -460,6 +460,7 @@ impl DeviceInput<'_> {
         let paths = [
             ("host", copies.host),
             ("drive_memory", copies.device_memory),
+            ("drive", copies.drive),
         ];
         let paths = paths.map(|(path, count)| (path.to_owned(), count));
         paths.into()

@@ -14,7 +14,7 @@ use nvme_driver::{
     BringUp, BringUpState, Deadlines, DriveCounters, DriveOptions, DriveOwner, DriveState,
 };
 use nvme_driver_testing::{
-    ControllerMemoryOptions, EmulatedController, EmulatedNamespace, EmulatedOptions,
+    ControllerMemoryOptions, EmulatedController, EmulatedCopy, EmulatedNamespace, EmulatedOptions,
     EmulatorControl, Fault, FaultId, FaultMatch, FaultRule, SglRules, ShadowDoorbells,
 };
 use nvme_spec::Status;
@@ -478,13 +478,13 @@ impl Opened {
 /// Whether data may be in the memory of a drive.
 #[must_use]
 pub fn allows_memory(number: usize) -> bool {
-    data_path(number) == DataPath::DeviceMemory
+    data_path(number) != DataPath::Host
 }
 
 /// How the data of copies, reads and writes takes its way: every other drive allows its memory, if it has any.
 fn data_path(number: usize) -> DataPath {
     match number % 2 {
-        0 => DataPath::DeviceMemory,
+        0 => DataPath::Best,
         _ => DataPath::Host,
     }
 }
@@ -496,7 +496,7 @@ fn options(
     behaviour: DiskBehaviour,
 ) -> EmulatedOptions {
     let span = |random: &mut Random| Nanos::from_millis(random.between(0, 50));
-    EmulatedOptions {
+    let options = EmulatedOptions {
         name: format!("drive{number}"),
         serial: format!("SIM{number}"),
         queue_entries_max: random.pick(&[8, 64, 1024]),
@@ -520,10 +520,10 @@ fn options(
             ControllerMemoryOptions {
                 bytes: match data_path(number) {
                     DataPath::Host => 64 << 10,
-                    DataPath::DeviceMemory => 1 << 20,
+                    DataPath::DeviceMemory | DataPath::Best => 1 << 20,
                 },
                 placed_by_host: true,
-                holds_data: data_path(number) == DataPath::DeviceMemory,
+                holds_data: allows_memory(number),
             },
         ),
         optional_commands: random.permille(700),
@@ -535,7 +535,23 @@ fn options(
         )],
         seed: random.bits(),
         ..EmulatedOptions::default()
+    };
+    EmulatedOptions {
+        copy: copy(options.seed),
+        ..options
     }
+}
+
+/// Whether a drive copies by itself, and what at most. Others copy through memory of drives only.
+fn copy(seed: u64) -> Option<EmulatedCopy> {
+    let bit = |place: u32| seed >> place & 1 == 1;
+    bit(8).then(|| EmulatedCopy {
+        range_blocks_max: if bit(9) { 4 } else { 128 },
+        blocks_max: if bit(10) { 8 } else { 1024 },
+        ranges_max_z: if bit(11) { 0 } else { 127 },
+        single_atomicity: true,
+        failing_range: (seed >> 12 & 3 == 0).then_some(u8::from(bit(14))),
+    })
 }
 
 #[cfg(test)]

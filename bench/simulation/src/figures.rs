@@ -60,6 +60,8 @@ pub struct Figures {
     pub copies_across: u64,
     /// Copies whose data was in memory of drives, of the last appliance of each run.
     pub copies_in_drives: u64,
+    /// Copies that drives executed by themselves, of the last appliance of each run.
+    pub copies_by_drives: u64,
     /// Reads and writes whose data was in memory of drives, of the last appliance of each run.
     pub transfers_in_drives: u64,
     /// Lists of namespaces that were compared with masks.
@@ -195,6 +197,7 @@ impl Figures {
         self.copied_blocks += other.copied_blocks;
         self.copies_across += other.copies_across;
         self.copies_in_drives += other.copies_in_drives;
+        self.copies_by_drives += other.copies_by_drives;
         self.transfers_in_drives += other.transfers_in_drives;
         self.lists_judged += other.lists_judged;
         self.authentications += other.authentications;
@@ -234,7 +237,7 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
-             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied ({} copies across namespaces, {} in memory of drives), {} reads and writes in memory of drives, {} lists of namespaces judged, {} queues authenticated, {} wrong keys refused, {} commands with a rate limit, {} limits of paces, longest undisturbed wait {} ({} of a thousand of its bound), {} \
+             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied ({} copies across namespaces, {} in memory of drives, {} by drives), {} reads and writes in memory of drives, {} lists of namespaces judged, {} queues authenticated, {} wrong keys refused, {} commands with a rate limit, {} limits of paces, longest undisturbed wait {} ({} of a thousand of its bound), {} \
              waits for memory, at most {} grants before that of a waiting host",
             self.steps,
             self.identities_judged,
@@ -247,6 +250,7 @@ impl fmt::Display for Figures {
             self.copied_blocks,
             self.copies_across,
             self.copies_in_drives,
+            self.copies_by_drives,
             self.transfers_in_drives,
             self.lists_judged,
             self.authentications,

@@ -211,6 +211,8 @@ impl World {
         self.check_accounts()?;
         let copies = self.appliance.as_ref().map(Appliance::copies_in_drives);
         self.env.figures.copies_in_drives += copies.unwrap_or_default();
+        let copies = self.appliance.as_ref().map(Appliance::copies_by_drives);
+        self.env.figures.copies_by_drives += copies.unwrap_or_default();
         let transfers = self.appliance.as_ref().map(Appliance::transfers_in_drives);
         self.env.figures.transfers_in_drives += transfers.unwrap_or_default();
         self.stop()?;

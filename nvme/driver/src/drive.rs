@@ -305,6 +305,7 @@ fn namespace_limits(namespace: &Namespace, geometry: Geometry, limits: &Limits) 
         written_blocks: written / block_size,
         zeroes_deallocate: namespace.zeroes_deallocate,
         deallocate_blocks: limits.deallocate_blocks,
+        copy: namespace.copy,
     }
 }
 

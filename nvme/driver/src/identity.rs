@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use block::{AtomicWrites, Deallocate, Geometry};
+use block::{AtomicWrites, CopyLimits, Deallocate, Geometry};
 use nvme_spec::U16;
 use nvme_spec::command::CommandSet;
 use nvme_spec::identify::{
@@ -51,6 +51,8 @@ pub(crate) struct Limits {
     pub(crate) sgl: bool,
     pub(crate) compare: bool,
     pub(crate) write_zeroes: bool,
+    /// Support for Copy within a namespace.
+    pub(crate) copy: CopySupport,
     /// Maximum bytes per Write Zeroes.
     pub(crate) write_zeroes_bytes: u64,
     pub(crate) deallocate: bool,
@@ -74,6 +76,26 @@ pub(crate) struct Limits {
     pub(crate) shutdown_us: u32,
     /// The largest namespace identifier (NN).
     pub(crate) namespaces_max: u32,
+}
+
+/// Support of a controller for Copy within a namespace, descriptor format 0 (NVM 1.1 §3.3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CopySupport {
+    None,
+    /// Atomicity applies to each source range.
+    Ranges,
+    /// Atomicity applies to all blocks that are written (ONCS.NVMCSA).
+    Whole,
+}
+
+impl CopySupport {
+    fn new(page: &IdentifyController) -> Self {
+        match page.oncs.copy() && page.cdfs.format_0() {
+            false => Self::None,
+            true if page.oncs.copy_single_atomicity() => Self::Whole,
+            true => Self::Ranges,
+        }
+    }
 }
 
 /// Maximum number of event requests in flight: one per kind of event, so more would remain unused.
@@ -119,6 +141,7 @@ impl Limits {
             sgl,
             compare: page.oncs.compare(),
             write_zeroes: page.oncs.write_zeroes(),
+            copy: CopySupport::new(page),
             write_zeroes_bytes,
             deallocate: page.oncs.dataset_management(),
             deallocate_blocks: unlimited(nvm.dmrsl.get()),
@@ -151,6 +174,7 @@ impl Limits {
             && has(self.sgl, other.sgl)
             && has(self.compare, other.compare)
             && has(self.write_zeroes, other.write_zeroes)
+            && (self.copy == CopySupport::None || self.copy == other.copy)
             && self.write_zeroes_bytes <= other.write_zeroes_bytes
             && has(self.deallocate, other.deallocate)
             && self.deallocate_blocks <= other.deallocate_blocks
@@ -224,6 +248,8 @@ pub(crate) struct Namespace {
     pub(crate) geometry: Result<Geometry, Unusable>,
     /// Whether Write Zeroes may deallocate because deallocated blocks read as zeroes.
     pub(crate) zeroes_deallocate: bool,
+    /// What one Copy within it may have.
+    pub(crate) copy: Option<CopyLimits>,
     pub(crate) eui64: Option<[u8; 8]>,
     pub(crate) nguid: Option<[u8; 16]>,
     pub(crate) uuid: Option<[u8; 16]>,
@@ -242,6 +268,7 @@ impl Namespace {
             nsid,
             geometry: Err(reason),
             zeroes_deallocate: false,
+            copy: None,
             eui64: None,
             nguid: None,
             uuid: None,
@@ -260,6 +287,7 @@ impl Namespace {
             geometry: geometry(page, limits, write_cache),
             zeroes_deallocate: dlfeat.write_zeroes_deallocate()
                 && dlfeat.read() == DeallocatedRead::ZEROES,
+            copy: copy_limits(page, limits),
             eui64: identifier(page.eui64),
             nguid: identifier(page.nguid),
             ..Self::unusable(nsid, Unusable::Empty)
@@ -329,6 +357,22 @@ fn geometry(
         max_transfer_blocks: TRANSFER_BYTES_MAX / block_size,
         read_only: page.nsattr.write_protected(),
         atomic: atomic_writes(page, limits.part_bytes / block_size),
+    })
+}
+
+/// The limits of Copy within a namespace (NVM 1.1 §4.1.5.1). A limit of 0 allows none. A Copy must not be
+/// less atomic than the write that it replaces.
+fn copy_limits(page: &IdentifyNamespace, limits: &Limits) -> Option<CopyLimits> {
+    let is_atomic = match limits.copy {
+        CopySupport::None => return None,
+        CopySupport::Ranges => !page.nsfeat.nsabp(),
+        CopySupport::Whole => true,
+    };
+    let (source_blocks_max, blocks_max) = (u32::from(page.mssrl.get()), page.mcl.get());
+    (is_atomic && source_blocks_max > 0 && blocks_max > 0).then_some(CopyLimits {
+        sources_max: u32::from(page.msrc_z) + 1,
+        source_blocks_max,
+        blocks_max,
     })
 }
 

@@ -12,6 +12,7 @@
 //!
 //! [`NamespaceQueue`]: crate::queue::NamespaceQueue
 
+mod copying;
 mod data;
 mod in_device;
 mod parts;
@@ -23,7 +24,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use block::{Completion, CompletionBatch, DeviceError, Operation, QueueCounters, Refusal, Request};
+use block::{
+    Completion, CompletionBatch, CopyLimits, DeviceError, Operation, QueueCounters, Refusal,
+    Request,
+};
 use hugemem::{AddressSpace, Data, DeviceMemory, DmaBuffer, DmaLease, Lease};
 use nvme_spec::completion::StatusField;
 use nvme_spec::{Sqe, U16};
@@ -93,6 +97,8 @@ pub(crate) struct NamespaceLimits {
     pub(crate) zeroes_deallocate: bool,
     /// Maximum blocks of one range of Deallocate.
     pub(crate) deallocate_blocks: u32,
+    /// What one Copy may have, if the drive supports it.
+    pub(crate) copy: Option<CopyLimits>,
 }
 
 /// A namespace queue that is registered with a pair.

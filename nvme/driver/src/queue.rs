@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{
-    AtomicWrites, CompletionBatch, DataPath, DeviceError, DeviceQueue, Drain, Geometry,
-    QueueCounters, Refusal, Request, SharedQueues,
+    AtomicWrites, CompletionBatch, CopyLimits, CopySource, DataPath, DeviceError, DeviceQueue,
+    Drain, Geometry, QueueCounters, Refusal, Request, SharedQueues, check_copy,
 };
 
 use hugemem::{DeviceLease, DeviceMemory};
@@ -114,6 +114,38 @@ impl DeviceQueue for NamespaceQueue {
         }
         let mut pair = self.pair.borrow_mut();
         pair.submit_in_device(self.index, &self.namespace_limits, request, (lease, offset))?;
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    fn copy_limits(&self) -> Option<CopyLimits> {
+        match self.data_path {
+            DataPath::Best => self.namespace_limits.copy,
+            DataPath::Host | DataPath::DeviceMemory => None,
+        }
+    }
+
+    fn submit_copy(
+        &mut self,
+        request: Request,
+        sources: &[CopySource],
+        list_at: usize,
+    ) -> Result<(), Refusal> {
+        if let Some(error) = self.rejection() {
+            return Err(Refusal::Never(request, error));
+        }
+        let Some(limits) = self.namespace_limits.copy else {
+            return Err(Refusal::Never(request, DeviceError::Unsupported));
+        };
+        if let Err(error) = check_copy(&request, sources, list_at, (&self.geometry, &limits)) {
+            return Err(Refusal::Never(request, error));
+        }
+        if self.in_flight == self.depth {
+            return Err(Refusal::Later(request));
+        }
+        let mut pair = self.pair.borrow_mut();
+        let copy = (sources, list_at);
+        pair.submit_copy(self.index, &self.namespace_limits, request, copy)?;
         self.in_flight += 1;
         Ok(())
     }

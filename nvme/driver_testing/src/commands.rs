@@ -1,6 +1,8 @@
 //! I/O commands of the NVM command set (NVM 1.1 §3.3).
 
-use nvme_spec::command::{DatasetRange, Fuse, IoOpcode, Sqe, WriteZeroesControl};
+use nvme_spec::command::{
+    CopyFormat, CopyRange, DatasetRange, Fuse, IoOpcode, Sqe, WriteZeroesControl,
+};
 use nvme_spec::identify::DeallocatedRead;
 use nvme_spec::registers::page_bytes;
 use nvme_spec::{NSID_BROADCAST, Status};
@@ -11,6 +13,9 @@ use super::state::{Outcome, State};
 use super::transfer::{PointerRules, TRANSFER_BYTES_MAX};
 
 const FIELD: Status = Status::INVALID_FIELD.with_dnr();
+
+/// Source ranges of a Copy that can be encoded.
+const RANGES_MAX: usize = 256;
 
 /// Content of deallocated blocks if the namespace promises none.
 const STALE: u8 = 0xde;
@@ -34,6 +39,7 @@ impl State {
             IoOpcode::READ => self.read(bus, sqe),
             IoOpcode::WRITE => self.write(bus, sqe),
             IoOpcode::FLUSH => self.flush(sqe),
+            IoOpcode::COPY if self.options.copy.is_some() => return self.copy(bus, sqe, None),
             IoOpcode::COMPARE if optional => self.compare(bus, sqe),
             IoOpcode::WRITE_ZEROES if optional => self.write_zeroes(sqe),
             IoOpcode::DATASET_MANAGEMENT if optional => self.manage_dataset(bus, sqe),
@@ -236,6 +242,73 @@ impl State {
         Ok(())
     }
 
+    /// Copies the source ranges one after the other: all, or only the first `ranges`. If one fails, Dword
+    /// 0 of the completion is its number, and those before it are copied.
+    fn copy(&mut self, bus: &Bus, sqe: &Sqe, ranges: Option<usize>) -> Outcome {
+        let mut list = [CopyRange::new_zeroed(); RANGES_MAX];
+        let list = match self.prepare_copy(bus, sqe, &mut list) {
+            Ok((namespace, count)) => (namespace, &list[..ranges.unwrap_or(count).min(count)]),
+            Err(status) => return status.into(),
+        };
+        let (namespace, list) = list;
+        let failing = self.options.copy.and_then(|it| it.failing_range);
+        let fua = sqe.copy().control.fua();
+        let mut to = sqe.copy().sdlba.get();
+        for (number, range) in list.iter().enumerate() {
+            let count = u64::from(range.blocks());
+            let source = match failing.is_some_and(|it| usize::from(it) == number) {
+                true => Err(Status::UNRECOVERED_READ_ERROR),
+                false => self.blocks(namespace, range.slba.get(), count),
+            };
+            let source = match source {
+                Ok(source) => source,
+                Err(status) => return Outcome::Done(status, number as u64),
+            };
+            self.namespaces[namespace]
+                .medium
+                .copy(source.lba, to, count);
+            self.commit_if_required(Blocks { lba: to, ..source }, fua);
+            to += count;
+        }
+        Outcome::Done(Status::SUCCESS, 0)
+    }
+
+    /// Checks a Copy and fetches its source ranges. Returns its namespace and their number.
+    fn prepare_copy(
+        &mut self,
+        bus: &Bus,
+        sqe: &Sqe,
+        list: &mut [CopyRange; RANGES_MAX],
+    ) -> Result<(usize, usize), Status> {
+        const SIZE: Status = Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr();
+        let limits = self.options.copy.ok_or(Status::INVALID_OPCODE.with_dnr())?;
+        let namespace = self.namespace_of(sqe)?;
+        let command = sqe.copy();
+        if command.control.format() != CopyFormat::SAME_NAMESPACE {
+            return Err(FIELD);
+        }
+        let count = command.ranges();
+        if command.control.nr_z() > limits.ranges_max_z {
+            return Err(SIZE);
+        }
+        let rules = PointerRules {
+            page: self.page(),
+            sgl: self.options.sgl,
+        };
+        let bytes = list[..count].as_mut_bytes();
+        self.transfer.gather(bus, sqe, bytes.len(), rules)?;
+        self.transfer.fetch(bus, bytes)?;
+        let lengths = list[..count].iter().map(CopyRange::blocks);
+        let blocks: u32 = lengths.clone().sum();
+        let longest = lengths.max().unwrap_or_default();
+        if longest > u32::from(limits.range_blocks_max) || blocks > limits.blocks_max {
+            return Err(SIZE);
+        }
+        self.blocks(namespace, command.sdlba.get(), u64::from(blocks))?;
+        self.check_writable(namespace)?;
+        Ok((namespace, count))
+    }
+
     /// Fills a deallocated range in steps, because it may exceed the capacity of the cache.
     fn fill_in_spans(&mut self, blocks: Blocks, byte: u8) {
         const SPAN: u64 = 1 << 14;
@@ -253,8 +326,14 @@ impl State {
         }
     }
 
-    /// Executes parts of a write that a power cut interrupts, random blocks of it.
+    /// Executes parts of a write that a power cut interrupts, random blocks of it; of a Copy, the first
+    /// ranges.
     pub(super) fn write_in_part(&mut self, bus: &Bus, sqe: &Sqe) {
+        if sqe.io_opcode() == IoOpcode::COPY && self.options.copy.is_some() {
+            let ranges = self.seeded.below(sqe.copy().ranges() as u64) as usize;
+            let _ = self.copy(bus, sqe, Some(ranges));
+            return;
+        }
         if sqe.io_opcode() != IoOpcode::WRITE {
             return;
         }

@@ -3,10 +3,10 @@
 use nvme_spec::ascii::SpacePadded;
 use nvme_spec::command::{Cns, CommandSet, Sqe};
 use nvme_spec::identify::{
-    CommandSetCombinations, CommandSetVector, ControllerType, EntrySizes, Flbas, FlushBehavior,
-    Frmw, IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace,
-    LbaFormat, Lpa, NamespaceId, NamespaceIdWriter, NamespaceList, NvmIdentifyController,
-    NvmIdentifyNamespace, Oacs, Oaes, Oncs, SglSupport, Sgls, Vwc,
+    Cdfs, CommandSetCombinations, CommandSetVector, ControllerType, EntrySizes, Flbas,
+    FlushBehavior, Frmw, IDENTIFY_BYTES, IdentifyController, IdentifyNamespace,
+    IndependentIdentifyNamespace, LbaFormat, Lpa, NamespaceId, NamespaceIdWriter, NamespaceList,
+    NvmIdentifyController, NvmIdentifyNamespace, Oacs, Oaes, Oncs, SglSupport, Sgls, Vwc,
 };
 use nvme_spec::registers::{IOCQES_NVM, IOSQES_NVM, Version};
 use nvme_spec::{NSID_BROADCAST, Status, U16, U32, U64, U128};
@@ -122,7 +122,10 @@ impl State {
         page.oncs = Oncs::new()
             .with_compare(options.optional_commands)
             .with_dataset_management(options.optional_commands)
-            .with_write_zeroes(options.optional_commands);
+            .with_write_zeroes(options.optional_commands)
+            .with_copy(options.copy.is_some())
+            .with_copy_single_atomicity(options.copy.is_some_and(|it| it.single_atomicity));
+        page.cdfs = Cdfs::new().with_format_0(options.copy.is_some());
         page.vwc = Vwc::new()
             .with_present(options.write_cache)
             .with_flush(FlushBehavior::BROADCAST_SUPPORTED);
@@ -155,6 +158,11 @@ impl State {
         page.flbas = Flbas::new()
             .with_index_low(1)
             .with_metadata_extended(config.metadata_bytes > 0);
+        if let Some(copy) = self.options.copy {
+            page.mssrl = U16::new(copy.range_blocks_max);
+            page.mcl = U32::new(copy.blocks_max);
+            page.msrc_z = copy.ranges_max_z;
+        }
         page.nsattr.set_write_protected(namespace.write_protected);
         page.dlfeat.set_read(config.deallocated);
         page.dlfeat

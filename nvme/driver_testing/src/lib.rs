@@ -52,7 +52,8 @@ pub use control::EmulatorControl;
 pub use counters::EmulatorCounters;
 pub use fault::{FAULT_RULES_MAX, Fault, FaultId, FaultMatch, FaultRule, Queues};
 pub use options::{
-    ControllerMemoryOptions, EmulatedNamespace, EmulatedOptions, SglRules, ShadowDoorbells,
+    ControllerMemoryOptions, EmulatedCopy, EmulatedNamespace, EmulatedOptions, SglRules,
+    ShadowDoorbells,
 };
 
 pub use space::EmulatedSpace;

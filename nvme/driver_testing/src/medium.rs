@@ -76,6 +76,16 @@ impl Medium {
         &mut self.current[range]
     }
 
+    /// Copies blocks; they count as written.
+    pub(super) fn copy(&mut self, from: u64, to: u64, blocks: u64) {
+        let from = self.bytes(from, blocks);
+        let to = self.bytes(to, blocks);
+        if !self.durable.is_empty() {
+            self.cache(to.start as u64 / self.block_size as u64, blocks);
+        }
+        self.current.copy_within(from, to.start);
+    }
+
     fn cache(&mut self, lba: u64, blocks: u64) {
         if self.cached.len() as u64 + blocks > CACHE_BLOCKS_MAX as u64 {
             self.flush();

@@ -45,6 +45,22 @@ pub struct ControllerMemoryOptions {
     pub holds_data: bool,
 }
 
+/// Support for Copy within a namespace (NVM 1.1 §3.3.2), descriptor format 0. The limits are reported as
+/// they are (NVM 1.1 §4.1.5.1), so that they may be invalid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmulatedCopy {
+    /// Blocks of a source range (MSSRL).
+    pub range_blocks_max: u16,
+    /// Blocks of a Copy (MCL).
+    pub blocks_max: u32,
+    /// Source ranges of a Copy, zero-based (MSRC).
+    pub ranges_max_z: u8,
+    /// Whether atomicity applies to the blocks of a Copy as to those of a Write (ONCS.NVMCSA).
+    pub single_atomicity: bool,
+    /// The source range at which each Copy fails, after it has copied the ranges before it.
+    pub failing_range: Option<u8>,
+}
+
 /// One namespace of an emulated drive.
 #[derive(Clone, Debug)]
 pub struct EmulatedNamespace {
@@ -149,6 +165,8 @@ pub struct EmulatedOptions {
     pub space: Option<Arc<EmulatedSpace>>,
     /// Whether Compare, Write Zeroes and Dataset Management are supported.
     pub optional_commands: bool,
+    /// Support for Copy, if any.
+    pub copy: Option<EmulatedCopy>,
     /// Largest Write Zeroes: 2^this smallest pages; 0 means no limit (WZSL).
     pub write_zeroes_code: u8,
     /// Maximum number of outstanding Asynchronous Event Requests, 1 to 256.
@@ -191,6 +209,7 @@ impl Default for EmulatedOptions {
             controller_memory: None,
             space: None,
             optional_commands: true,
+            copy: None,
             write_zeroes_code: 0,
             event_requests_max: 4,
             outstanding_max: 4096,

@@ -4,6 +4,7 @@ mod copies;
 mod handover;
 mod transfers;
 
+pub(crate) use copies::CopyWay;
 pub use copies::{CopyCounters, CopyTotals, HostPathReason};
 pub use reactors::Counter;
 pub use transfers::{TransferCounters, TransferReason, TransferTotals};

@@ -32,7 +32,7 @@ pub(crate) const COPY_RANGES_MAX: usize = 16;
 pub(crate) const COPY_BYTES_MAX: u32 = 256 << 10;
 
 /// The smallest block of a device, in bytes.
-const BLOCK_BYTES_MIN: usize = 512;
+pub(crate) const BLOCK_BYTES_MIN: usize = 512;
 
 // MSSRL has 16 bits.
 const _: () = assert!(COPY_BYTES_MAX as usize / BLOCK_BYTES_MIN <= u16::MAX as usize);

@@ -23,6 +23,11 @@ pub(crate) fn check_in_device(request: &Request, geometry: &Geometry) -> Result<
     check_operation(request, geometry)
 }
 
+/// Checks the range that a request writes, whatever its data is.
+pub(crate) fn check_written(request: &Request, geometry: &Geometry) -> Result<(), DeviceError> {
+    check_operation(request, geometry)
+}
+
 fn check_operation(request: &Request, geometry: &Geometry) -> Result<(), DeviceError> {
     if request.operation == Operation::Flush {
         return Ok(());

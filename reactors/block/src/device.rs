@@ -20,6 +20,7 @@ use std::sync::Arc;
 use hugemem::{Borrow, DeviceLease, DeviceMemory, Pool};
 use reactors::Nanos;
 
+use crate::copying::{CopyLimits, CopySource};
 use crate::error::{DeviceError, OpenError, ReopenError};
 use crate::health::{ErrorRecord, Health};
 use crate::request::{CompletionBatch, Refusal, Request};
@@ -155,6 +156,8 @@ pub enum DataPath {
     /// Through memory of a device that all devices of the request reach, while there is any; else
     /// through the arena.
     DeviceMemory,
+    /// The same, but a device that copies by itself ([`DeviceQueue::copy_limits`]) does so.
+    Best,
 }
 
 /// Whether a draining queue is empty.
@@ -314,6 +317,29 @@ pub trait DeviceQueue {
         offset: usize,
     ) -> Result<(), Refusal> {
         let _ = (lease, offset);
+        Err(Refusal::Never(request, DeviceError::Unsupported))
+    }
+
+    /// What the device copies by itself within its own blocks; `None` if it copies nothing.
+    fn copy_limits(&self) -> Option<CopyLimits> {
+        None
+    }
+
+    /// Takes a write whose data is what `sources` of the same device have, or returns it. The sources are
+    /// within [`copy_limits`](Self::copy_limits), and do not overlap the range that is written. The lease
+    /// of the request has no data: the device keeps its list of sources there, with
+    /// [`COPY_SOURCE_BYTES`](crate::COPY_SOURCE_BYTES) for each of them from the byte `list_at` on. What is
+    /// before it stays. After an error, any of the blocks may be written.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    fn submit_copy(
+        &mut self,
+        request: Request,
+        sources: &[CopySource],
+        list_at: usize,
+    ) -> Result<(), Refusal> {
+        let _ = (sources, list_at);
         Err(Refusal::Never(request, DeviceError::Unsupported))
     }
 

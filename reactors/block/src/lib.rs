@@ -13,6 +13,7 @@
 
 mod bounds;
 mod copier;
+mod copying;
 mod device;
 mod error;
 mod file;
@@ -30,6 +31,7 @@ pub use copier::{
     Copier, CopyEnd, CopyError, CopyFailure, CopyMessage, CopyPlan, CopyProgress, CopyStart,
     CopyStep, CopyStop,
 };
+pub use copying::{COPY_SOURCE_BYTES, CopyLimits, CopySource, check_copy};
 pub use device::{
     ABANDONED_MAX, AtomicWrites, BLOCK_SIZES, DataPath, Deallocate, Device, DeviceIdentity,
     DeviceQueue, Drain, GIVEN_UP_MAX, Geometry, QUEUE_DEPTH_MAX, QueueOptions,

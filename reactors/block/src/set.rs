@@ -240,7 +240,7 @@ impl DeviceSet {
         }
         assign(&self.volatile, place, volatile);
         assign(&self.direct, place, queue.supports_direct_placement());
-        let is_on_path = queue.data_path() == DataPath::DeviceMemory;
+        let is_on_path = queue.data_path() != DataPath::Host;
         assign(&self.on_device_path, place, is_on_path);
         insert(&self.attached, place);
         queues[place] = queue;

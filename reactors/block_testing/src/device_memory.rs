@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::{
-    CompletionBatch, DataPath, Device, DeviceError, DeviceIdentity, DeviceQueue, Drain,
-    ErrorRecord, Geometry, Health, OpenError, Operation, QueueOptions, Refusal, Request,
+    COPY_SOURCE_BYTES, CompletionBatch, CopyLimits, CopySource, DataPath, Device, DeviceError,
+    DeviceIdentity, DeviceQueue, Drain, ErrorRecord, Geometry, Health, OpenError, Operation,
+    QueueOptions, Refusal, Request,
 };
 use hugemem::{
-    Arena, Borrow, DeviceLease, DeviceMemory, DmaBuf, Export, PagePolicy, Pool, Region,
-    SharedRegion, Sharing,
+    Arena, Borrow, Data, DeviceLease, DeviceMemory, DmaBuf, Export, Lease, PagePolicy, Pool,
+    Region, SharedRegion, Sharing,
 };
 
 /// What is in memory that was not written, or that has lost its content.
@@ -115,6 +116,12 @@ pub struct MemoryUserControl {
     pub taken: AtomicU64,
     /// Whether requests in memory are refused as [`DeviceError::Unsupported`].
     pub refuses_all: AtomicBool,
+    /// Copies that it has executed by itself.
+    pub copies: AtomicU64,
+    /// Copies by itself that are refused for now.
+    pub copies_refused: AtomicU64,
+    /// Sources of a copy that are copied; the request then completes as the device below says.
+    pub copied_sources_max: AtomicU64,
 }
 
 /// A device that has data of requests in a [`TestMemory`]. The device below moves the data, by leases
@@ -125,9 +132,26 @@ pub struct MemoryUser {
     arena: Arc<Arena>,
     data_path: DataPath,
     control: Arc<MemoryUserControl>,
+    copies: Option<OwnCopies>,
+}
+
+/// How a [`MemoryUser`] copies by itself.
+#[derive(Clone)]
+struct OwnCopies {
+    /// Where it reads and writes at once, which is below the device that completes the request.
+    medium: Arc<dyn Device>,
+    limits: CopyLimits,
 }
 
 impl MemoryUser {
+    /// Makes it execute copies by itself within these limits: on `medium`, which completes requests at once
+    /// and is below its own device. That completes a flush for each copy, with its faults.
+    #[must_use]
+    pub fn copying(mut self, medium: Arc<dyn Device>, limits: CopyLimits) -> Self {
+        self.copies = Some(OwnCopies { medium, limits });
+        self
+    }
+
     /// A device over `inner`, with a data path. `arena` is only for its own use.
     #[must_use]
     pub fn new(
@@ -139,6 +163,7 @@ impl MemoryUser {
         let blocks = memory.slice_bytes as u64 / u64::from(inner.geometry().block_size);
         let control = MemoryUserControl {
             blocks_max: AtomicU64::new(blocks),
+            copied_sources_max: AtomicU64::new(u64::MAX),
             ..MemoryUserControl::default()
         };
         Self {
@@ -147,6 +172,7 @@ impl MemoryUser {
             arena: Arc::clone(arena),
             data_path,
             control: Arc::new(control),
+            copies: None,
         }
     }
 
@@ -183,7 +209,12 @@ impl Device for MemoryUser {
     }
 
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
+        let copies = self.copies.as_ref().map(|it| {
+            let medium = it.medium.open_queue(options.clone());
+            medium.map(|medium| (medium, it.limits))
+        });
         Ok(Box::new(MemoryUserQueue {
+            copies: copies.transpose()?,
             inner: self.inner.open_queue(options)?,
             memory: Arc::clone(&self.memory),
             pool: self.arena.pool(0),
@@ -196,6 +227,7 @@ impl Device for MemoryUser {
 }
 
 struct MemoryUserQueue {
+    copies: Option<(Box<dyn DeviceQueue>, CopyLimits)>,
     inner: Box<dyn DeviceQueue>,
     memory: Arc<TestMemory>,
     pool: Pool,
@@ -211,6 +243,8 @@ struct InMemory {
     tag: u64,
     /// Of a read: where its data goes.
     into: Option<(Arc<SharedRegion>, usize)>,
+    /// Of a copy by the device itself: its lease.
+    list: Option<Lease>,
 }
 
 impl MemoryUserQueue {
@@ -230,6 +264,36 @@ impl MemoryUserQueue {
     }
 }
 
+/// Executes a request of a device that completes it at once.
+fn run_at_once(
+    medium: &mut dyn DeviceQueue,
+    (operation, lba, blocks): (Operation, u64, u32),
+    data: Lease,
+) -> Lease {
+    const POLLS_MAX: usize = 1000;
+    let request = Request {
+        tag: 0,
+        operation,
+        lba,
+        blocks,
+        data: Some(data),
+    };
+    medium.submit(request).expect("room");
+    let mut batch = CompletionBatch::new();
+    for _ in 0..POLLS_MAX {
+        medium.flush();
+        medium.poll(&mut batch);
+        if let Some(completion) = batch.pop() {
+            completion.result.expect("the medium has no faults");
+            match completion.data {
+                Some(Data::Lease(lease)) => return lease,
+                _ => panic!("the lease returns"),
+            }
+        }
+    }
+    panic!("the medium completes at once");
+}
+
 impl DeviceQueue for MemoryUserQueue {
     fn can_borrow_read(&self, lba: u64, blocks: u32) -> bool {
         // A drive lends nothing.
@@ -239,7 +303,7 @@ impl DeviceQueue for MemoryUserQueue {
     fn borrow_read(&mut self, lba: u64, blocks: u32) -> Option<Borrow> {
         match self.data_path {
             DataPath::Host => self.inner.borrow_read(lba, blocks),
-            DataPath::DeviceMemory => None,
+            DataPath::DeviceMemory | DataPath::Best => None,
         }
     }
 
@@ -308,6 +372,7 @@ impl DeviceQueue for MemoryUserQueue {
         self.in_memory[place] = Some(InMemory {
             tag,
             into: is_read.then_some((content, address)),
+            list: None,
         });
         request.tag = OWN_TAGS + place as u64;
         request.data = Some(data);
@@ -331,6 +396,69 @@ impl DeviceQueue for MemoryUserQueue {
                 })
             }
         }
+    }
+
+    fn copy_limits(&self) -> Option<CopyLimits> {
+        self.copies.as_ref().map(|(_, limits)| *limits)
+    }
+
+    fn submit_copy(
+        &mut self,
+        mut request: Request,
+        sources: &[CopySource],
+        list_at: usize,
+    ) -> Result<(), Refusal> {
+        let control = Arc::clone(&self.control);
+        let Some((medium, limits)) = &mut self.copies else {
+            return Err(Refusal::Never(request, DeviceError::Unsupported));
+        };
+        let blocks: u32 = sources.iter().map(|it| it.blocks).sum();
+        assert_eq!(blocks, request.blocks, "the sources fill the range");
+        assert!(blocks <= limits.blocks_max && sources.len() <= limits.sources_max as usize);
+        let list = request.data.as_mut().expect("room for the list");
+        for (at, source) in sources.iter().enumerate() {
+            assert!((1..=limits.source_blocks_max).contains(&source.blocks));
+            let end = source.lba + u64::from(source.blocks);
+            let behind = request.lba + u64::from(blocks);
+            assert!(source.lba >= behind || end <= request.lba, "an overlap");
+            list[list_at + at * COPY_SOURCE_BYTES..][..COPY_SOURCE_BYTES].fill(0xcc);
+        }
+        let refused = &control.copies_refused;
+        if refused.load(Ordering::Relaxed) > 0 {
+            refused.fetch_sub(1, Ordering::Relaxed);
+            return Err(Refusal::Later(request));
+        }
+        let copied = control.copied_sources_max.load(Ordering::Relaxed) as usize;
+        let mut to = request.lba;
+        for source in sources.iter().take(copied) {
+            let bytes = source.blocks as usize * self.block_bytes;
+            let data = self.pool.take(bytes).expect("memory of the test");
+            let step = (Operation::Read, source.lba, source.blocks);
+            let data = run_at_once(&mut **medium, step, data);
+            run_at_once(&mut **medium, (request.operation, to, source.blocks), data);
+            to += u64::from(source.blocks);
+        }
+        let place = self.place();
+        let flush = Request {
+            tag: OWN_TAGS + place as u64,
+            operation: Operation::Flush,
+            lba: 0,
+            blocks: 0,
+            data: None,
+        };
+        if let Err(refusal) = self.inner.submit(flush) {
+            return Err(match refusal {
+                Refusal::Later(_) => Refusal::Later(request),
+                Refusal::Never(_, error) => Refusal::Never(request, error),
+            });
+        }
+        control.copies.fetch_add(1, Ordering::Relaxed);
+        self.in_memory[place] = Some(InMemory {
+            tag: request.tag,
+            into: None,
+            list: request.data.take(),
+        });
+        Ok(())
     }
 
     fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
@@ -362,6 +490,9 @@ impl DeviceQueue for MemoryUserQueue {
                 completion.tag = request.tag;
                 if let (Some(data), Some((content, address))) = (data, request.into) {
                     content.view().write(address, &data);
+                }
+                if let Some(list) = request.list {
+                    completion.data = Some(Data::Lease(list));
                 }
             }
             completions.push(completion);

@@ -44,6 +44,14 @@ impl Appliance {
         cores.map(of_core).sum()
     }
 
+    /// Copies that drives executed by themselves.
+    #[must_use]
+    pub fn copies_by_drives(&self) -> u64 {
+        let totals = self.target.devices().into_iter();
+        let totals = totals.map(|(place, _)| self.target.copy_totals(place));
+        totals.map(|it| it.drive).sum()
+    }
+
     /// Reads and writes of hosts whose data was in memory of drives.
     #[must_use]
     pub fn transfers_in_drives(&self) -> u64 {

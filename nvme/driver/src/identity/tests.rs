@@ -1,7 +1,9 @@
 //! Tests of the limits and geometries derived from Identify pages.
 
 use block::AtomicWrites;
-use nvme_spec::identify::{DeallocatedRead, Dlfeat, Dps, Flbas, LbaFormat, Nsfeat, Oncs, Sgls};
+use nvme_spec::identify::{
+    Cdfs, DeallocatedRead, Dlfeat, Dps, Flbas, LbaFormat, Nsfeat, Oncs, Sgls,
+};
 use nvme_spec::{U16, U32, U64};
 
 use super::*;
@@ -173,4 +175,43 @@ fn reattached_drive_must_meet_the_previous_limits() {
     let large = limits_of(|page, _| page.oncs = Oncs::new().with_compare(true));
     assert!(small.can_run_on(&large) && small.can_run_on(&small));
     assert!(!large.can_run_on(&small));
+}
+
+/// Copies by the drive itself (NVM 1.1 §3.3.2): not without descriptor format 0, not with a limit of 0, and
+/// not if they are less atomic than writes.
+#[test]
+fn copy_limits_are_those_of_the_namespace() {
+    let copies = Oncs::new().with_copy(true);
+    let whole = copies.with_copy_single_atomicity(true);
+    let format_0 = Cdfs::new().with_format_0(true);
+    let limits_with = |oncs, cdfs, is_atomic, change: &dyn Fn(&mut IdentifyNamespace)| {
+        let limits = limits_of(|page, _| (page.oncs, page.cdfs) = (oncs, cdfs));
+        let mut page = page(512, 1000);
+        (page.mssrl, page.mcl, page.msrc_z) = (U16::new(128), U32::new(256), 3);
+        page.nsfeat = Nsfeat::new().with_nsabp(is_atomic);
+        change(&mut page);
+        Namespace::new(1, &page, &limits, true).copy
+    };
+    let none: &dyn Fn(&mut IdentifyNamespace) = &|_| {};
+    let all = CopyLimits {
+        sources_max: 4,
+        source_blocks_max: 128,
+        blocks_max: 256,
+    };
+    assert_eq!(limits_with(Oncs::new(), format_0, false, none), None);
+    assert_eq!(limits_with(copies, Cdfs::new(), false, none), None);
+    assert_eq!(limits_with(copies, format_0, true, none), None);
+    assert_eq!(limits_with(copies, format_0, false, none), Some(all));
+    assert_eq!(limits_with(whole, format_0, true, none), Some(all));
+    let zero: [&dyn Fn(&mut IdentifyNamespace); 2] =
+        [&|page| page.mssrl = U16::ZERO, &|page| page.mcl = U32::ZERO];
+    for change in zero {
+        assert_eq!(limits_with(copies, format_0, false, change), None);
+    }
+    let most = limits_with(copies, format_0, false, &|page| page.msrc_z = u8::MAX);
+    assert_eq!(most.map(|it| it.sources_max), Some(256));
+    let with = |oncs| limits_of(|page, _| (page.oncs, page.cdfs) = (oncs, format_0));
+    assert!(with(Oncs::new()).can_run_on(&with(copies)));
+    assert!(!with(copies).can_run_on(&with(Oncs::new())));
+    assert!(!with(whole).can_run_on(&with(copies)));
 }

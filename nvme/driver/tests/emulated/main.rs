@@ -1,6 +1,7 @@
 //! The driver and emulated controllers, which fail, delay, lie and are removed.
 
 mod conformance;
+mod copying;
 mod faults;
 mod in_device;
 mod neighbours;

@@ -34,6 +34,17 @@ impl HostPathReason {
     ];
 }
 
+/// The way that the data of a Copy takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CopyWay {
+    /// The drive copies it by itself.
+    Drive,
+    /// Through memory of a device.
+    DeviceMemory,
+    /// Through the arena.
+    Host,
+}
+
 /// The ways that the data of copies took that hosts requested. Counted at the destination.
 #[derive(Debug, Default)]
 pub struct CopyCounters {
@@ -41,6 +52,8 @@ pub struct CopyCounters {
     pub host: Counter,
     /// Copies through memory of a device that succeeded.
     pub device_memory: Counter,
+    /// Copies that a drive executed by itself.
+    pub drive: Counter,
     /// Copies that began or began again through the arena, by [`HostPathReason`].
     reasons: [Counter; HostPathReason::WORDS.len()],
 }
@@ -50,10 +63,11 @@ impl CopyCounters {
         self.reasons[reason as usize].add(1);
     }
 
-    pub(crate) fn count_completed(&self, in_device: bool) {
-        match in_device {
-            true => self.device_memory.add(1),
-            false => self.host.add(1),
+    pub(crate) fn count_completed(&self, way: CopyWay) {
+        match way {
+            CopyWay::Drive => self.drive.add(1),
+            CopyWay::DeviceMemory => self.device_memory.add(1),
+            CopyWay::Host => self.host.add(1),
         }
     }
 
@@ -62,11 +76,12 @@ impl CopyCounters {
         let Self {
             host,
             device_memory,
+            drive,
             reasons,
         } = self;
         reasons
             .iter()
-            .chain([host, device_memory])
+            .chain([host, device_memory, drive])
             .for_each(|it| it.set(0));
     }
 }
@@ -78,6 +93,8 @@ pub struct CopyTotals {
     pub host: u64,
     /// Copies through memory of a device that succeeded.
     pub device_memory: u64,
+    /// Copies that a drive executed by itself.
+    pub drive: u64,
     /// Copies that began or began again through the arena, by [`HostPathReason`].
     reasons: [u64; HostPathReason::WORDS.len()],
 }
@@ -92,6 +109,7 @@ impl CopyTotals {
     fn add(&mut self, counters: &CopyCounters) {
         self.host += counters.host.get();
         self.device_memory += counters.device_memory.get();
+        self.drive += counters.drive.get();
         for (total, counter) in self.reasons.iter_mut().zip(&counters.reasons) {
             *total += counter.get();
         }

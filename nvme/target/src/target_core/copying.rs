@@ -4,6 +4,8 @@
 //! The gate decides about the destination as about that of a write. For each source, it decides when
 //! the list of source ranges is there, and again before its range is read.
 //!
+//! A drive that copies within itself does so if it is allowed to ([`by_drive`]), and no data moves.
+//!
 //! The lease holds the list of source ranges first. It has room for all blocks that a Copy may have,
 //! so that a Copy needs no second lease and never waits for memory while it holds some. Unless the
 //! devices move the data by memory of one of them ([`in_device`]), it is read into the lease: a device
@@ -18,6 +20,7 @@
 //! └──────────────┴─────────────────┴ ─ ─ ─ ┴──────────────────────────┘
 //! ```
 
+mod by_drive;
 mod in_device;
 
 use block::{Operation, Request};
@@ -31,6 +34,7 @@ use super::executions::{Command, DeviceTag, Owner};
 use super::gate::{self, GateDecision};
 use super::throttle::charge_started;
 use super::{FailedCommand, TargetCore};
+use crate::counters::CopyWay;
 use crate::interface::Completed;
 use crate::io::{
     COPY_RANGES_MAX, CopyWork, IoOperation, IoWork, check_copy_ranges, check_copy_source,
@@ -150,7 +154,10 @@ impl TargetCore {
         if let Some(execution) = self.executions.get_mut(tag) {
             execution.step = u16::from(ranges);
         }
-        self.take_copy_memory(tag, work);
+        match self.may_copy_by_drive(tag, work) {
+            true => self.executions.extra(tag.slot).by_drive = true,
+            false => self.take_copy_memory(tag, work),
+        }
     }
 
     /// The next device request of a Copy, and its device; `None` after the write, or if the Copy
@@ -167,7 +174,12 @@ impl TargetCore {
         let execution = self.executions.get(tag)?;
         let (work, left, owner) = (execution.work, execution.step, execution.owner);
         if left == WRITES {
-            self.counters.copies[usize::from(work.device)].count_completed(in_device);
+            let way = match self.is_copied_by_drive(tag) {
+                true => CopyWay::Drive,
+                false if in_device => CopyWay::DeviceMemory,
+                false => CopyWay::Host,
+            };
+            self.counters.copies[usize::from(work.device)].count_completed(way);
             return None;
         }
         match self.continue_copy(tag, &work, (left, in_device), owner) {
@@ -202,6 +214,9 @@ impl TargetCore {
         }
         if in_device {
             return self.continue_in_device(tag, work, (left, fua), command.queue);
+        }
+        if self.is_copied_by_drive(tag) {
+            return self.continue_by_drive(tag, work, fua, command.queue);
         }
         let Some(Data::Lease(mut lease)) = self.executions.extra(tag.slot).data.take() else {
             return Err(NO_LEASE);

@@ -448,8 +448,11 @@ impl TargetCore {
 
     /// Handles a device completion: submits the next step, or completes the command.
     #[inline]
-    pub(super) fn device_done(&mut self, completion: Completion) {
+    pub(super) fn device_done(&mut self, mut completion: Completion) {
         let tag = DeviceTag::from_bits(completion.tag);
+        if completion.result.is_err() {
+            self.keep_copy_list(tag, &mut completion.data);
+        }
         let Some(execution) = self.executions.get_mut(tag) else {
             self.counters.stale_completions.add(1);
             return;

@@ -184,6 +184,8 @@ pub(crate) struct ExecutionExtra {
     pub(crate) devices: u128,
     /// The device of the latest request of a Copy.
     pub(crate) copies_in: u8,
+    /// Whether the drive executes a Copy by itself.
+    pub(crate) by_drive: bool,
     /// Of a command whose data is in memory of a device.
     pub(crate) device_data: Option<DeviceData>,
     /// The first fault of a Flush that continues with other devices, or of a piece of a read or write

@@ -2,6 +2,7 @@
 //! may happen between its reads and its write.
 
 mod across;
+mod by_drive;
 mod in_device;
 
 use std::collections::BTreeMap;

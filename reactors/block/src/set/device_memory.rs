@@ -3,6 +3,7 @@
 use hugemem::{DeviceLease, DeviceMemory};
 
 use super::{ClientId, DeviceMask, DeviceSet, places};
+use crate::copying::{CopyLimits, CopySource};
 use crate::error::DeviceError;
 use crate::request::{Refusal, Request};
 
@@ -120,5 +121,38 @@ impl DeviceSet {
             Err(Refusal::Later(_)) => Ok(false),
             Err(Refusal::Never(_, error)) => Err(error),
         }
+    }
+
+    /// What the device at `place` copies by itself.
+    pub fn copy_limits(&self, place: usize) -> Option<CopyLimits> {
+        let queues = self.queues.borrow();
+        queues.get(place)?.copy_limits()
+    }
+
+    /// Submits a client's copy within the device at `place`, as [`DeviceQueue::submit_copy`] does. It
+    /// waits in no queue.
+    ///
+    /// # Errors
+    /// The device does not take it now, others wait for it, or it can never execute it.
+    ///
+    /// [`DeviceQueue::submit_copy`]: crate::DeviceQueue::submit_copy
+    pub fn submit_copy(
+        &self,
+        client: ClientId,
+        place: usize,
+        mut request: Request,
+        (sources, list_at): (&[CopySource], usize),
+    ) -> Result<(), Refusal> {
+        request.tag = client.tag(request.tag);
+        if self.with_waiting.get() & 1 << place != 0 {
+            return Err(Refusal::Later(request));
+        }
+        let mut queues = self.queues.borrow_mut();
+        let Some(queue) = queues.get_mut(place) else {
+            return Err(Refusal::Never(request, DeviceError::Removed));
+        };
+        queue.submit_copy(request, sources, list_at)?;
+        self.mark_busy(place);
+        Ok(())
     }
 }

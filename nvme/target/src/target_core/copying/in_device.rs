@@ -92,6 +92,9 @@ impl TargetCore {
         tag: DeviceTag,
         error: DeviceError,
     ) -> bool {
+        if self.is_copied_by_drive(tag) {
+            return self.restart_from_drive(tag, error);
+        }
         let Some(memory) = self.executions.device_data(tag) else {
             return false;
         };
@@ -220,6 +223,9 @@ impl TargetCore {
         device: u8,
         request: Request,
     ) -> bool {
+        if self.is_copied_by_drive(tag) {
+            return self.submit_by_drive(tag, device, request);
+        }
         let Some(memory) = self.executions.device_data(tag) else {
             return false;
         };

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use block::{DataPath, DeviceError, Drain, QueueOptions};
+use block::{CopyLimits, DataPath, DeviceError, Drain, QueueOptions};
 use block_testing::conformance::arena;
 use block_testing::{
     Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, MemoryUser, MemoryUserControl,
@@ -17,24 +17,24 @@ use reactors::sim::Seeded;
 use super::across::{Named, PLAIN_DEVICE, RAM_DEVICE, begin_across, ready, run_across};
 use super::*;
 
-const SLICE: usize = 64 << 10;
+pub(super) const SLICE: usize = 64 << 10;
 /// The rule of a device's plan by which it fails once.
-const FAIL: usize = 0;
+pub(super) const FAIL: usize = 0;
 /// The rule of a device's plan by which completions are held.
-const DELAY: usize = 1;
+pub(super) const DELAY: usize = 1;
 
 /// Places of the namespaces' devices.
 const PLACES: [usize; 2] = [RAM_DEVICE.0 as usize, PLAIN_DEVICE.0 as usize];
 
 /// A world in which the devices of RAM and PLAIN have data in one memory.
-struct Lab {
-    world: World,
-    admin: Link,
-    io: Link,
-    memory: Arc<TestMemory>,
+pub(super) struct Lab {
+    pub(super) world: World,
+    pub(super) admin: Link,
+    pub(super) io: Link,
+    pub(super) memory: Arc<TestMemory>,
     /// Of RAM and PLAIN.
-    controls: [Arc<MemoryUserControl>; 2],
-    faults: [FaultControl; 2],
+    pub(super) controls: [Arc<MemoryUserControl>; 2],
+    pub(super) faults: [FaultControl; 2],
 }
 
 impl Lab {
@@ -54,6 +54,21 @@ impl Lab {
         error: DeviceError,
         seed: u64,
     ) -> Self {
+        Self::build(memories, paths, (error, seed), None)
+    }
+
+    /// With a device of RAM that copies by itself within these limits, and one slice of memory.
+    pub(super) fn copying(path: DataPath, error: DeviceError, limits: CopyLimits) -> Self {
+        let memory = TestMemory::new(1, SLICE);
+        Self::build([&memory; 2], [path; 2], (error, 1), Some(limits))
+    }
+
+    fn build(
+        memories: [&Arc<TestMemory>; 2],
+        paths: [DataPath; 2],
+        (error, seed): (DeviceError, u64),
+        copies: Option<CopyLimits>,
+    ) -> Self {
         let mut world = World::new();
         let devices = world.devices();
         let own = arena();
@@ -69,6 +84,12 @@ impl Lab {
             control.arm(FAIL, false);
             control.arm(DELAY, false);
             let user = MemoryUser::new(Arc::new(inner), memories[index], &own, paths[index]);
+            let user = match copies {
+                Some(limits) if PLACES[index] == usize::from(RAM_DEVICE.0) => {
+                    user.copying(Arc::clone(&devices[PLACES[index]]), limits)
+                }
+                Some(_) | None => user,
+            };
             (user, control)
         });
         for (reactor, node) in world.nodes.iter_mut().enumerate() {
@@ -89,18 +110,18 @@ impl Lab {
         }
     }
 
-    fn copy(&mut self, nsid: u32, sources: &[Named], to: u64) -> Reply {
+    pub(super) fn copy(&mut self, nsid: u32, sources: &[Named], to: u64) -> Reply {
         run_across(&mut self.world, self.io, nsid, sources, to)
     }
 
     #[track_caller]
-    fn expect(&mut self, nsid: u32, lba: u64, expected: &[u8]) {
+    pub(super) fn expect(&mut self, nsid: u32, lba: u64, expected: &[u8]) {
         let count = expected.len() as u16;
         assert_eq!(blocks(&mut self.world, self.io, nsid, lba, count), expected);
     }
 
     /// Completed copies through the arena and through memory of a device, and reasons, with a word.
-    fn counts(&self, nsid: u32) -> (u64, u64, Vec<(&'static str, u64)>) {
+    pub(super) fn counts(&self, nsid: u32) -> (u64, u64, Vec<(&'static str, u64)>) {
         let device = if nsid == RAM {
             RAM_DEVICE
         } else {
@@ -112,7 +133,7 @@ impl Lab {
         (totals.host, totals.device_memory, reasons.collect())
     }
 
-    fn in_memory(&self) -> u64 {
+    pub(super) fn in_memory(&self) -> u64 {
         let taken = self
             .controls
             .iter()
@@ -122,7 +143,7 @@ impl Lab {
 
     /// Nothing is left, and so many slices are lost.
     #[track_caller]
-    fn assert_over(&mut self, memory: &DeviceMemory, lost: u64) {
+    pub(super) fn assert_over(&mut self, memory: &DeviceMemory, lost: u64) {
         self.world.settle();
         for node in &self.world.nodes {
             assert_eq!(node.core.in_flight(), 0);
