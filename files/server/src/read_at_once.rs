@@ -121,7 +121,9 @@ impl Server {
             return None;
         }
         let next = self.next_request(&args.sequence, record.bytes.len(), READ_OPERATIONS.len())?;
-        let client = self.clients.get(next.client)?;
+        let client = self.clients.get_mut(next.client)?;
+        // Every way of execution begins with this.
+        (client.renewed_ms, client.address) = (now.monotonic_ms, record.client);
         let is_recorded = client.is_recorded || !client.has_reclaimed || client.states.is_empty();
         let needs_record = !is_recorded || !self.records.is_stored(self.records.required());
         let (_, state) = self.state_of_client(Some(next.client), &args.state).ok()?;
@@ -158,10 +160,6 @@ impl Server {
             &args.sequence,
             fingerprint_of(header, &bytes[SEQUENCE_END..]),
         );
-        if let Some(client) = self.clients.get_mut(next.client) {
-            client.renewed_ms = now.monotonic_ms;
-            client.address = record.client;
-        }
         self.counters.requests.add(1);
         for number in READ_OPERATIONS {
             self.counters.count(number, true);

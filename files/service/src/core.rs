@@ -127,6 +127,8 @@ pub struct FileCore {
     pool: Pool,
     server: Server,
     devices: Vec<Device>,
+    /// Whether any of them can lend its memory.
+    has_lender: bool,
     time_of_day: fn(Nanos) -> Time,
     connections: Connections<Link>,
     jobs: Jobs,
@@ -211,6 +213,7 @@ impl FileCore {
             vacant: Vec::new(),
             listener_changes: VecDeque::new(),
             accesses: Accesses::default(),
+            has_lender: devices.iter().any(|it| it.lends),
             devices,
             set,
             pool,
@@ -404,13 +407,10 @@ impl FileCore {
             held_by_connection: &mut link.held_bytes,
         };
         let (x, caller) = (&mut job.execution, &link.caller);
-        // Its client has to take replies first, otherwise.
-        let may_lend = !link.is_blocked;
-        match may_lend
-            && self
-                .server
-                .read_at_once(x, &record, caller, &time, &mut loan)
-        {
+        // A client that does not take its replies has to do that first.
+        let may_lend = self.has_lender && !link.is_blocked;
+        let server = &mut self.server;
+        match may_lend && server.read_at_once(x, &record, caller, &time, &mut loan) {
             true => self.reply(key, job),
             false => self.advance(key, job, received, None, now),
         }

@@ -175,6 +175,7 @@ impl FileCore {
             .then(|| VolumeRequests::new(index.0, device, &self.set, &self.pool));
         levels.set(&volume);
         self.server.add_volume(index, *volume);
+        self.has_lender |= device.lends;
         if index.0 == self.devices.len() {
             self.devices.push(device);
             self.volume_requests.push(requests);
