@@ -2,9 +2,10 @@
 //! subsystem and to exports that may reject them, up to every limit, and stay.
 //!
 //! The target reserves capacity for both kinds of controllers (README of the appliance, limits). A
-//! discovery controller is always admitted; it replaces the controller that was idle longest, of
-//! those that no export names and that wait for no event. Controllers of exports leave a part of
-//! the capacity to named hosts. The effects on configured hosts are judged where these connect.
+//! discovery controller is admitted, unless too many that were replaced have not ended. It replaces
+//! the controller that was idle longest, of those that no export names and that wait for no event.
+//! Controllers of exports leave a part of the capacity to named hosts. The effects on configured
+//! hosts are judged where these connect.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -410,7 +411,10 @@ impl AnonymousHosts {
         let (subsystem, began) = (host.subsystem, host.since);
         let is_settled = env.changed_at + SETTLING_TIME < began && is_calm(env, host.listener);
         let is_right = match subsystem {
-            None => status.is_success(),
+            None => {
+                let is_busy = status.is(Status::CONNECT_CONTROLLER_BUSY);
+                status.is_success() || (is_busy && self.may_be_crowded())
+            }
             Some(subsystem) => Self::is_right(env.serving, &host.identity, subsystem, status),
         };
         if is_settled && !is_right {
@@ -453,6 +457,14 @@ impl AnonymousHosts {
         // Too many controllers are found when they are admitted.
         let is_busy = status.is(Status::CONNECT_CONTROLLER_BUSY);
         status.is_success() || (is_busy && identity.may_be_refused(serving))
+    }
+
+    /// Whether so many discovery controllers were replaced and have maybe not ended that the target may
+    /// refuse another one: it keeps at most as many of these as of others.
+    fn may_be_crowded(&self) -> bool {
+        let hosts = self.hosts.iter().filter(|it| it.subsystem.is_none());
+        let gone = self.gone.iter().filter(|(_, is_discovery)| *is_discovery);
+        hosts.count() + gone.count() + FLOOD_GAP >= 2 * DISCOVERY_CONTROLLERS_MAX
     }
 
     /// Number of controllers of these hosts, as far as they know.
