@@ -1,10 +1,11 @@
 //! Kills the appliance with SIGKILL at random times while clients change files on a durable volume,
 //! and starts it again: what was acknowledged as stable is there, everything else is there or not,
-//! request by request, and the volume is consistent.
+//! request by request (block by block of a write), and the volume is consistent.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -25,6 +26,8 @@ const CLIENTS: u64 = 3;
 const PARTS: usize = 24;
 /// Not a multiple of a block, so that parts share blocks.
 const PART_BYTES: usize = 3000;
+/// What a write changes as a whole, also if the appliance is killed before it has acknowledged it.
+const BLOCK_BYTES: usize = 4096;
 /// Directories that a client makes and removes.
 const NAMES: u64 = 12;
 /// Longest lifetime of the appliance under load.
@@ -58,13 +61,22 @@ impl<T: PartialEq + Clone + std::fmt::Debug> Possible<T> {
 struct Client {
     number: u64,
     chance: Seeded,
-    parts: Vec<Possible<u8>>,
+    /// What the pieces of each part may have that are in different blocks.
+    parts: Vec<Vec<Possible<u8>>>,
     /// Parts that were acknowledged as unstable since the last COMMIT, with the latest content.
     unstable: BTreeMap<usize, u8>,
     verifier: Option<Verifier>,
     directories: Vec<Possible<bool>>,
     generation: u8,
     acknowledged: u64,
+}
+
+/// Where the pieces of a part begin and end in the file.
+fn pieces(part: usize) -> Vec<Range<usize>> {
+    let (begin, end) = (part * PART_BYTES, (part + 1) * PART_BYTES);
+    let edge = begin.next_multiple_of(BLOCK_BYTES).min(end);
+    let pieces = [begin..edge, edge..end].into_iter();
+    pieces.filter(|it| !it.is_empty()).collect()
 }
 
 fn in_share(operation: Operation<'_>) -> [Operation<'_>; 3] {
@@ -80,7 +92,9 @@ impl Client {
         Self {
             number,
             chance: Seeded::new(7, number),
-            parts: vec![Possible(vec![0]); PARTS],
+            parts: (0..PARTS)
+                .map(|part| vec![Possible(vec![0]); pieces(part).len()])
+                .collect(),
             unstable: BTreeMap::new(),
             verifier: None,
             directories: vec![Possible(vec![false]); NAMES as usize],
@@ -112,11 +126,16 @@ impl Client {
             let read = slot.read((part * PART_BYTES) as u64, PART_BYTES as u32);
             let answer = slot.call(connection, &read);
             let found = data(&answer);
-            let first = found.first().copied().unwrap_or(0);
-            let is_whole = found.iter().all(|it| *it == first);
-            let is_long = first == 0 || found.len() == PART_BYTES;
-            assert!(is_whole && is_long, "part {part} is torn");
-            self.parts[part].find(first, &format!("part {part}"));
+            for (piece, possible) in pieces(part).into_iter().zip(&mut self.parts[part]) {
+                let begin = piece.start - part * PART_BYTES;
+                let found = found.get(begin..).unwrap_or_default();
+                let found = &found[..found.len().min(piece.len())];
+                let first = found.first().copied().unwrap_or(0);
+                let is_whole = found.iter().all(|it| *it == first);
+                let is_long = first == 0 || found.len() == piece.len();
+                assert!(is_whole && is_long, "{piece:?} of part {part} is torn");
+                possible.find(first, &format!("{piece:?} of part {part}"));
+            }
         }
         for index in 0..NAMES {
             let text = self.directory(index);
@@ -127,6 +146,13 @@ impl Client {
                 status => panic!("{text}: {status:?}"),
             };
             self.directories[index as usize].find(exists, &text);
+        }
+    }
+
+    /// A part stays as it was written.
+    fn set(&mut self, part: usize, content: u8) {
+        for possible in &mut self.parts[part] {
+            possible.set(content);
         }
     }
 
@@ -173,7 +199,9 @@ impl Client {
         let bytes = [content; PART_BYTES];
         let stable = [Stable::UNSTABLE, Stable::DATA_SYNC, Stable::FILE_SYNC];
         let stable = stable[self.chance.below(3) as usize];
-        self.parts[part].begin(content);
+        for possible in &mut self.parts[part] {
+            possible.begin(content);
+        }
         let operations = slot.write_as(stable, (part * PART_BYTES) as u64, &bytes);
         let answer = slot.try_call(connection, &operations).ok()?;
         let OperationResult::Write(Outcome::Ok(ok)) = answer.last() else {
@@ -187,7 +215,7 @@ impl Client {
             self.unstable.insert(part, content);
         } else {
             self.unstable.remove(&part);
-            self.parts[part].set(content);
+            self.set(part, content);
         }
         Some(())
     }
@@ -204,7 +232,7 @@ impl Client {
         };
         assert_eq!(*self.verifier.get_or_insert(verifier), verifier);
         for (part, content) in std::mem::take(&mut self.unstable) {
-            self.parts[part].set(content);
+            self.set(part, content);
         }
         Some(())
     }
@@ -292,6 +320,7 @@ fn killed_appliance_keeps_files_that_were_acknowledged_as_stable() {
                     client.verify(&mut connection, &mut slot);
                     if round < rounds {
                         sender.send(()).expect("the appliance waits for its death");
+                        drop(sender);
                         client.work(&mut connection, &mut slot);
                     }
                 });
