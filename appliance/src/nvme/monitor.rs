@@ -103,14 +103,10 @@ impl AcquiredDrive {
 
     /// Reopens a drive that is gone as soon as it is present and available.
     fn try_reopen(&mut self, bus: &dyn Bus, reason: GoneReason, now: Instant) {
-        let absence = self.history.absence.get_or_insert_with(|| Absence {
-            since: now,
-            seen: false,
-            last_obstacle: String::new(),
-            is_logged: false,
-            attempts: 0,
-            retry_at: now,
-        });
+        let absence = self
+            .history
+            .absence
+            .get_or_insert_with(|| Absence::new(now));
         if !self.drive.wants_reopen() {
             return;
         }
@@ -150,6 +146,17 @@ impl AcquiredDrive {
 }
 
 impl Absence {
+    fn new(now: Instant) -> Self {
+        Self {
+            since: now,
+            seen: false,
+            last_obstacle: String::new(),
+            is_logged: false,
+            attempts: 0,
+            retry_at: now,
+        }
+    }
+
     /// Notes an obstacle. Returns whether it is to be logged: once, and unless `at_once` only if two
     /// checks in a row have found it. The kernel removes a function in steps, and a check between them
     /// finds one without driver or IOMMU group.
@@ -170,14 +177,7 @@ mod tests {
     #[test]
     fn obstacle_between_two_steps_of_a_removal_is_not_logged() {
         let now = Instant::now();
-        let mut absence = Absence {
-            since: now,
-            seen: false,
-            last_obstacle: String::new(),
-            is_logged: false,
-            attempts: 0,
-            retry_at: now,
-        };
+        let mut absence = Absence::new(now);
         for (obstacle, at_once, is_logged) in [
             ("no IOMMU", false, false),
             ("no function", false, false),
