@@ -74,6 +74,14 @@ impl Client {
     }
 }
 
+impl Client {
+    /// Whether it has to be recorded before it is told of what it has.
+    #[inline]
+    pub(crate) fn needs_record(&self) -> bool {
+        self.has_reclaimed && !self.is_recorded && !self.states.is_empty()
+    }
+}
+
 impl Server {
     /// EXCHANGE_ID (RFC 8881 §18.35).
     pub(crate) fn exchange_id(

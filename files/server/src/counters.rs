@@ -97,3 +97,12 @@ pub struct ShareCounters {
     /// Level: bytes of allocated blocks.
     pub bytes_used: Counter,
 }
+
+impl ShareCounters {
+    /// Counts a READ that has succeeded.
+    #[inline]
+    pub(crate) fn count_read(&self, bytes: u64) {
+        self.reads.add(1);
+        self.bytes_read.add(bytes);
+    }
+}

@@ -1,6 +1,6 @@
 //! The operations of COMPOUND.
 
-mod data;
+pub(crate) mod data;
 mod locks;
 mod names;
 mod open;

@@ -5,7 +5,6 @@
 //! the request and continuing it costs more than the rest of it. Whatever is different here has no
 //! effect, and the request is executed like every other one, with its exact errors.
 
-use files_spec::limits::PAYLOAD_BYTES_MAX;
 use files_spec::operations::{OperationNumber, SequenceArgs};
 use files_spec::types::StateId;
 use files_spec::xdr::padding;
@@ -14,6 +13,7 @@ use files_store::Range;
 use crate::caller::Caller;
 use crate::execution::{Execution, READ_REPLY_BYTES};
 use crate::limits::FAILED_RESULT_BYTES;
+use crate::operations::data::readable;
 use crate::place::{HANDLE_BYTES, VolumeIndex, in_share};
 use crate::server::{Now, Record, Server, fingerprint_of};
 
@@ -124,8 +124,8 @@ impl Server {
         let client = self.clients.get_mut(next.client)?;
         // Every way of execution begins with this.
         (client.renewed_ms, client.address) = (now.monotonic_ms, record.client);
-        let is_recorded = client.is_recorded || !client.has_reclaimed || client.states.is_empty();
-        let needs_record = !is_recorded || !self.records.is_stored(self.records.required());
+        let needs_record =
+            client.needs_record() || !self.records.is_stored(self.records.required());
         let (_, state) = self.state_of_client(Some(next.client), &args.state).ok()?;
         let file = (share.volume, handle.inode);
         let is_open = self.states.is_open(state, file);
@@ -133,8 +133,7 @@ impl Server {
             return None;
         }
         let view = self.volumes[share.volume.0].file_of(&handle).ok()?;
-        let count = u64::from(args.count).min(PAYLOAD_BYTES_MAX as u64);
-        let length = view.size().saturating_sub(args.offset).min(count);
+        let (length, eof) = readable(view.size(), args.offset, args.count);
         let padded = length as usize + padding(length as usize);
         let room = READ_REPLY_BYTES + padded + FAILED_RESULT_BYTES;
         if view.share() != share.part || length == 0 || room > next.reply_bytes_max {
@@ -145,11 +144,8 @@ impl Server {
         if range.length != length || !lender.lend(share.volume, range) {
             return None;
         }
-        let eof = end >= view.size();
         // From here on it succeeds.
-        let counters = &share.counters;
-        counters.reads.add(1);
-        counters.bytes_read.add(length);
+        share.counters.count_read(length);
         x.reply_to_read(
             xid,
             (&args.sequence, next.highest_slot),

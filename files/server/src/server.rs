@@ -8,7 +8,7 @@ use files_spec::compound::{CompoundArgs, Malformed, Operations};
 use files_spec::operations::{OperationNumber, SequenceArgs};
 use files_spec::rpc::{AcceptStatus, Call, CallError, NFS_PROGRAM, NFS_VERSION, Procedure, Reply};
 use files_spec::types::{FileHandle, Verifier};
-use files_spec::xdr::{Decoder, Placement};
+use files_spec::xdr::{DecodeError, Decoder, Placement};
 use files_store::{NumberMap, Progress, Ticket, Time, Volume};
 
 use crate::caller::{Caller, Header};
@@ -227,8 +227,7 @@ impl Server {
                 Err(step) => return step,
             },
         };
-        let args = record.decoder().behind(x.header.bytes);
-        let Ok(args) = args.and_then(CompoundArgs::decode) else {
+        let Ok(args) = arguments(record, x) else {
             return refused(x, &Reply::accepted(xid, AcceptStatus::GarbageArgs));
         };
         x.begin(xid, args.tag);
@@ -317,8 +316,7 @@ impl Server {
 
     /// Executes the remaining operations.
     fn run<'r>(&mut self, x: &mut Execution, record: &Record<'r>, now: &Now) -> Step<'r> {
-        let args = record.decoder().behind(x.header.bytes);
-        let Ok(args) = args.and_then(CompoundArgs::decode) else {
+        let Ok(args) = arguments(record, x) else {
             // The record was decoded before.
             x.end(Status::SERVERFAULT);
             return Step::Reply;
@@ -480,11 +478,7 @@ impl Server {
     /// it depends on.
     fn finish<'r>(&mut self, x: &mut Execution, status: Status) -> Step<'r> {
         let client = x.slot.and_then(|slot| self.clients.get_mut(slot.client));
-        if let Some(client) = client
-            && client.has_reclaimed
-            && !client.is_recorded
-            && !client.states.is_empty()
-        {
+        if let Some(client) = client.filter(|it| it.needs_record()) {
             client.is_recorded = true;
             self.records.add(&client.owner);
         }
@@ -600,6 +594,12 @@ fn begin_call<'r>(
     x.header = Header::of(record.bytes, &call, from.position());
     caller.learn(record.bytes, &x.header);
     Ok(call.xid)
+}
+
+/// The arguments of a call, whose header is decoded.
+fn arguments<'r>(record: &Record<'r>, x: &Execution) -> Result<CompoundArgs<'r>, DecodeError> {
+    let from = record.decoder().behind(x.header.bytes)?;
+    CompoundArgs::decode(from)
 }
 
 /// Identifies a request by its header, the beginning of the operations behind SEQUENCE, and their

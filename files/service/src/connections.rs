@@ -63,11 +63,16 @@ pub struct Link {
 
 impl Link {
     /// Whether a read of this many bytes must wait until the client takes replies.
-    #[inline]
     pub(crate) fn is_over(&self, bytes: usize) -> bool {
         let held = self.held_bytes;
-        held > 0 && (self.is_blocked || held + bytes > UNSENT_BYTES_MAX)
+        exceeds_unsent(held, bytes) || held > 0 && self.is_blocked
     }
+}
+
+/// Whether a read of this many bytes is too much for a connection whose reads hold `held` bytes.
+#[inline]
+pub(crate) fn exceeds_unsent(held: usize, bytes: usize) -> bool {
+    held > 0 && held + bytes > UNSENT_BYTES_MAX
 }
 
 #[derive(Debug)]

@@ -326,14 +326,13 @@ impl FileCore {
     /// Ends a request whose reply is sent, or cannot be sent. Its reads hold no memory any more.
     #[inline]
     pub fn end_request(&mut self, key: JobKey, job: Box<Job>) {
-        if let Some(link) = self.connections.get_mut(job.connection) {
-            link.requests -= 1;
-            link.held_bytes -= job.held_bytes;
-        }
+        let mut ended = Ended::default();
+        ended.add(&job);
+        self.release(&ended);
         self.jobs.end(key, job);
     }
 
-    /// The connection of requests whose replies are sent may begin others.
+    /// The connection of requests that have ended may begin others.
     #[inline]
     pub fn release(&mut self, ended: &Ended) {
         if let Some(link) = self.connections.get_mut(ended.connection) {

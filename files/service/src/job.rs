@@ -117,13 +117,22 @@ struct Slot {
     job: Option<Box<Job>>,
 }
 
-/// Requests of one connection whose replies are sent.
+/// Requests of one connection that have ended.
 #[derive(Debug)]
 pub struct Ended {
     pub(crate) connection: ConnectionKey,
     pub(crate) requests: usize,
     /// Bytes of memory that their reads held.
     pub(crate) held_bytes: usize,
+}
+
+impl Ended {
+    #[inline]
+    pub(crate) fn add(&mut self, job: &Job) {
+        self.connection = job.connection;
+        self.requests += 1;
+        self.held_bytes += job.held_bytes;
+    }
 }
 
 impl Default for Ended {
@@ -236,9 +245,7 @@ impl Jobs {
     #[inline]
     pub fn end_sent(&mut self, key: JobKey, ended: &mut Ended) {
         if let Some(job) = self.take(key) {
-            ended.connection = job.connection;
-            ended.requests += 1;
-            ended.held_bytes += job.held_bytes;
+            ended.add(&job);
             self.end(key, job);
         }
     }

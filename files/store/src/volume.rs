@@ -386,7 +386,7 @@ impl Volume {
     }
 
     fn file(&self, inode: InodeId) -> Result<&File, Error> {
-        self.file_view(inode).map(FileView::into_file)
+        self.file_view(inode).map(|it| it.file)
     }
 
     /// Checks that the account of metadata may grow.

@@ -17,6 +17,15 @@ use crate::server::{Now, Position, Server};
 use crate::states::FileId;
 use crate::user::User;
 
+/// The bytes that a READ of `count` bytes returns of a file of `size` bytes, and whether its end is
+/// reached.
+#[inline]
+pub(crate) fn readable(size: u64, offset: u64, count: u32) -> (u64, bool) {
+    let count = u64::from(count).min(PAYLOAD_BYTES_MAX as u64);
+    let length = size.saturating_sub(offset).min(count);
+    (length, offset.saturating_add(length) >= size)
+}
+
 impl Server {
     /// READ (RFC 8881 §18.22).
     pub(crate) fn read<'r>(
@@ -28,9 +37,7 @@ impl Server {
     ) -> Result<Flow<'r>, Refusal> {
         let (object, attributes) = self.readable_file(x, x.place()?, &args.stateid, now)?;
         let file = self.file_id(object);
-        let count = u64::from(args.count).min(PAYLOAD_BYTES_MAX as u64);
-        let length = attributes.size.saturating_sub(args.offset).min(count);
-        let eof = args.offset.saturating_add(length) >= attributes.size;
+        let (length, eof) = readable(attributes.size, args.offset, args.count);
         x.check_read(length as u32)?;
         if length == 0 {
             self.count_read(x, 0);
@@ -83,9 +90,7 @@ impl Server {
 
     fn count_read(&self, x: &Execution, bytes: u32) {
         if let Some(Place::Object { share, .. }) = x.current.place {
-            let counters = &self.shares[share].counters;
-            counters.reads.add(1);
-            counters.bytes_read.add(u64::from(bytes));
+            self.shares[share].counters.count_read(u64::from(bytes));
         }
     }
 

@@ -7,8 +7,9 @@ use files_store::Range;
 use reactors::Nanos;
 
 use super::{Fetch, FileCore};
+use crate::connections::exceeds_unsent;
 use crate::job::{Job, JobKey};
-use crate::limits::{PIECES_IN_FLIGHT_MAX, UNSENT_BYTES_MAX};
+use crate::limits::PIECES_IN_FLIGHT_MAX;
 use crate::observed::ServiceCounters;
 use crate::payloads::Payloads;
 use crate::transfer::{Device, Fetching, Next, lend};
@@ -35,8 +36,7 @@ impl Loan<'_> {
     fn lend_from(&mut self, device: &Device, ranges: &[Range]) -> bool {
         let held = *self.held_by_connection;
         let lent = lend(device, ranges, self.set, self.payloads);
-        let may_hold = |bytes: &usize| held == 0 || held + bytes <= UNSENT_BYTES_MAX;
-        let Some(bytes) = lent.filter(may_hold) else {
+        let Some(bytes) = lent.filter(|&it| !exceeds_unsent(held, it)) else {
             // It would keep writers from what it has while it waits.
             self.payloads.drop_unended();
             return false;

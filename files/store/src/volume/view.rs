@@ -9,7 +9,7 @@ use crate::state::{File, Handle, Inode, InodeId, Node, ShareId};
 #[derive(Clone, Copy, Debug)]
 pub struct FileView<'v> {
     inode: &'v Inode,
-    file: &'v File,
+    pub(super) file: &'v File,
 }
 
 impl Volume {
@@ -41,11 +41,7 @@ impl Volume {
     }
 }
 
-impl<'v> FileView<'v> {
-    pub(super) fn into_file(self) -> &'v File {
-        self.file
-    }
-
+impl FileView<'_> {
     /// Its share.
     #[must_use]
     pub fn share(self) -> ShareId {
