@@ -15,7 +15,7 @@ use nvme_driver::{
 };
 use nvme_driver_testing::{
     ControllerMemoryOptions, EmulatedController, EmulatedCopy, EmulatedNamespace, EmulatedOptions,
-    EmulatorControl, Fault, FaultId, FaultMatch, FaultRule, SglRules, ShadowDoorbells,
+    EmulatorControl, Fault, FaultId, FaultMatch, FaultRule, MemoryFile, SglRules, ShadowDoorbells,
 };
 use nvme_spec::Status;
 use nvme_spec::command::IoOpcode;
@@ -373,6 +373,12 @@ impl Drive {
     #[must_use]
     pub fn read_medium(&self, lba: u64, into: &mut [u8]) -> bool {
         self.control.read_durable(NSID, lba, into)
+    }
+
+    /// The file of its controller memory buffer.
+    #[must_use]
+    pub fn memory_file(&self) -> Option<MemoryFile> {
+        self.control.memory_file()
     }
 
     /// Commands in flight.

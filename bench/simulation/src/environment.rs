@@ -85,6 +85,9 @@ pub struct Environment {
     pub controllers: Vec<u16>,
     /// By disk: until when its completions may be late.
     pub disk_disturbed: Vec<Nanos>,
+    /// By drive: until when requests may have been sent that need its memory while it is not in its
+    /// slot. RDMA connections with such requests end.
+    pub memory_gone: Vec<Nanos>,
     /// The store of reservations; it outlives the appliance.
     pub store: SimStore,
     /// By disk: how often its reservations could not be stored.
@@ -171,6 +174,7 @@ impl Environment {
             crowded_out_at: Nanos::ZERO,
             controllers: vec![0; swarm.hosts.len()],
             disk_disturbed: vec![Nanos::ZERO; count],
+            memory_gone: vec![Nanos::ZERO; count],
             store: SimStore::new(seed, time.clone()),
             store_failures: vec![0; count],
             disk_fails: vec![fails; count],
@@ -221,6 +225,7 @@ impl Environment {
             disk_fails: &self.disk_fails,
             disk_failed: self.disk_failed,
             disk_disturbed: &self.disk_disturbed,
+            memory_gone: &self.memory_gone,
             memory_disturbed: self.memory_disturbed,
             held_until: self.held_until,
             handed_over: self.handed_over,
@@ -295,6 +300,11 @@ impl Environment {
         let rdma = self.swarm.faults.has(Fault::Rdma);
         let new = || RdmaNetwork::new(seed, self.swarm.rdma, self.swarm.hosts.len());
         self.rdma = rdma.then(new);
+        let Some(network) = &self.rdma else { return };
+        for memory in self.disks.iter().filter_map(Storage::memory_file) {
+            let name = memory.name().expect("an open file has a name");
+            network.fabric().add_slot(name, move || memory.insertion());
+        }
     }
 
     /// Whether a TCP connection waits to be accepted.

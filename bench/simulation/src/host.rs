@@ -148,6 +148,8 @@ pub struct HostEnv<'a> {
     pub disk_failed: bool,
     /// By disk: until when its completions may be late; the usual latency follows.
     pub disk_disturbed: &'a [Nanos],
+    /// See [`Environment::memory_gone`](crate::environment::Environment::memory_gone).
+    pub memory_gone: &'a [Nanos],
     /// The same for everything that needs memory.
     pub memory_disturbed: Nanos,
     /// Until when requests are not admitted, because of a hand-over to a new process.

@@ -1,6 +1,7 @@
 //! The storage behind namespaces: simulated disks, simulated files with the production file device,
 //! the production RAM device, or emulated drives with the production driver.
 
+use nvme_driver_testing::MemoryFile;
 use reactors::Nanos;
 
 use crate::content::{self, Stamp};
@@ -62,6 +63,15 @@ impl Storage {
         match self {
             Self::Disk(disk) => disk.is_removed(),
             Self::File(_) | Self::Ram(_) | Self::Drive(_) => false,
+        }
+    }
+
+    /// The file of a drive's controller memory buffer.
+    #[must_use]
+    pub fn memory_file(&self) -> Option<MemoryFile> {
+        match self {
+            Self::Disk(_) | Self::File(_) | Self::Ram(_) => None,
+            Self::Drive(drive) => drive.memory_file(),
         }
     }
 

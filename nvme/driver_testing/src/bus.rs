@@ -5,12 +5,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hugemem::{DmaView, PagePolicy, Region, SharedRegion};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, fstat};
 
 use nvme_driver::backing::ControllerMemory;
 
@@ -27,8 +27,10 @@ const LOST: [u8; 4096] = [0xdb; 4096];
 pub(super) struct Memory {
     content: SharedRegion,
     len: usize,
-    /// Whether the drive is in its slot.
-    is_present: AtomicBool,
+    /// Insertions of the drive and removals: an odd number while it is in its slot.
+    moves: AtomicU64,
+    /// What the controller still sees of lost content, until it has stopped.
+    kept: Mutex<Option<Box<[u8]>>>,
 }
 
 impl Memory {
@@ -37,7 +39,8 @@ impl Memory {
         Ok(Arc::new(Self {
             content: SharedRegion::new(region)?,
             len: bytes,
-            is_present: AtomicBool::new(true),
+            moves: AtomicU64::new(1),
+            kept: Mutex::new(None),
         }))
     }
 
@@ -70,8 +73,43 @@ impl Memory {
 }
 
 impl Memory {
-    pub(super) fn is_present(&self) -> bool {
-        self.is_present.load(Ordering::Acquire)
+    /// The number of the drive's insertion, `None` while it is not in its slot.
+    pub(super) fn insertion(&self) -> Option<u64> {
+        let moves = self.moves.load(Ordering::Acquire);
+        (!moves.is_multiple_of(2)).then_some(moves)
+    }
+
+    /// Device and inode of its file.
+    pub(super) fn file(&self) -> io::Result<(u64, u64)> {
+        let status = fstat(self.content.region().as_fd())?;
+        Ok((status.st_dev, status.st_ino))
+    }
+
+    /// Overwrites everything, except for commands of a controller that is about to stop: it does not
+    /// execute any from lost content.
+    pub(super) fn lose_when_stopped(&self) {
+        let mut content = vec![0; self.len].into_boxed_slice();
+        self.read(0, &mut content);
+        *self.kept() = Some(content);
+        self.lose();
+    }
+
+    /// The controller has stopped.
+    pub(super) fn stop(&self) {
+        *self.kept() = None;
+    }
+
+    /// A read by the controller itself.
+    fn read_own(&self, offset: usize, into: &mut [u8]) {
+        match &*self.kept() {
+            Some(content) => into.copy_from_slice(&content[offset..offset + into.len()]),
+            None => self.read(offset, into),
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<Box<[u8]>>> {
+        // Each change is complete before the next one.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Overwrites everything: a controller that stops loses the content.
@@ -185,7 +223,10 @@ impl Bus {
     /// Inserts the drive or removes it, whose memory then has lost its content and does not respond.
     pub(super) fn set_present(&self, is_present: bool) {
         if let Some(memory) = &self.memory {
-            memory.is_present.store(is_present, Ordering::Release);
+            if memory.insertion().is_some() != is_present {
+                memory.moves.fetch_add(1, Ordering::AcqRel);
+            }
+            memory.stop();
             memory.lose();
         }
     }
@@ -242,7 +283,7 @@ impl Bus {
         }
         match self.place(address, into.len())? {
             Location::Arena(offset) => self.view.read(offset, into),
-            Location::Controller(offset) => self.memory.as_ref()?.read(offset, into),
+            Location::Controller(offset) => self.memory.as_ref()?.read_own(offset, into),
             Location::Neighbour => {
                 self.reach(address, into.len(), |memory, at| memory.read(at, into))?;
             }

@@ -8,12 +8,34 @@ use nvme_spec::log::CriticalWarning;
 use reactors::Nanos;
 
 use super::Shared;
+use super::bus::Memory;
 use super::counters::EmulatorCounters;
 use super::fault::{FaultId, FaultRule};
 
 /// Controls an emulated drive, from any thread. Clones control the same drive.
 #[derive(Clone)]
 pub struct EmulatorControl(Arc<Shared>);
+
+/// The file of a drive's controller memory buffer.
+#[derive(Clone)]
+pub struct MemoryFile(Arc<Memory>);
+
+impl MemoryFile {
+    /// Device and inode.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn name(&self) -> std::io::Result<(u64, u64)> {
+        self.0.file()
+    }
+
+    /// The number of the drive's insertion, `None` while it is not in its slot. No device accesses the
+    /// memory then, and what was mapped before a removal is never accessible again.
+    #[must_use]
+    pub fn insertion(&self) -> Option<u64> {
+        self.0.insertion()
+    }
+}
 
 impl EmulatorControl {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
@@ -173,6 +195,12 @@ impl EmulatorControl {
     #[must_use]
     pub fn is_present(&self) -> bool {
         self.0.lock().present
+    }
+
+    /// The file of its controller memory buffer, for devices that map it.
+    #[must_use]
+    pub fn memory_file(&self) -> Option<MemoryFile> {
+        self.0.bus.memory().cloned().map(MemoryFile)
     }
 
     /// Number of Asynchronous Event Requests that wait for an event.

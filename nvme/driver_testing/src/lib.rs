@@ -48,7 +48,7 @@ use hugemem::{AddressSpace, DmaBuf, DmaView, Region};
 use reactors::Nanos;
 
 pub use block_testing::When;
-pub use control::EmulatorControl;
+pub use control::{EmulatorControl, MemoryFile};
 pub use counters::EmulatorCounters;
 pub use fault::{FAULT_RULES_MAX, Fault, FaultId, FaultMatch, FaultRule, Queues};
 pub use options::{

@@ -250,7 +250,7 @@ impl State {
             (false, true) => self.enable(bus, new),
             (true, false) => {
                 self.lose_memory(bus);
-                self.disable();
+                self.disable(bus);
             }
             (true, true) => {
                 let fixed = |cc: Cc| (cc.css(), cc.mps(), cc.ams());
@@ -310,11 +310,11 @@ impl State {
     fn lose_memory(&mut self, bus: &Bus) {
         self.counters.illegal_accesses += u64::from(bus.is_shared());
         if let Some(memory) = bus.memory() {
-            memory.lose();
+            memory.lose_when_stopped();
         }
     }
 
-    fn disable(&mut self) {
+    fn disable(&mut self, bus: &Bus) {
         self.counters.disables += 1;
         let wait = match self.faults.matching_fault(Site::Disable, 0, None) {
             Some(Fault::Disabled(span)) => span,
@@ -325,15 +325,18 @@ impl State {
             ready: false,
         });
         if wait == Nanos::ZERO {
-            self.become_disabled();
+            self.become_disabled(bus);
         }
     }
 
-    fn become_disabled(&mut self) {
+    fn become_disabled(&mut self, bus: &Bus) {
         self.registers.transition = None;
         self.registers.csts = Csts::new().with_nssro(self.registers.csts.nssro());
         self.registers.shut_down_at = None;
         self.forget_all();
+        if let Some(memory) = bus.memory() {
+            memory.stop();
+        }
     }
 
     /// Performs the changes of CSTS that are due.
@@ -347,7 +350,7 @@ impl State {
                 self.become_ready();
             } else {
                 self.execute_until_disabled(bus);
-                self.become_disabled();
+                self.become_disabled(bus);
             }
         }
         if self.registers.shut_down_at.is_some_and(|at| at <= self.now) {
@@ -402,6 +405,9 @@ impl State {
         self.forget_all();
         self.registers = Registers::new(&self.options);
         self.place_memory_at_power_on(bus);
+        if let Some(memory) = bus.memory() {
+            memory.stop();
+        }
     }
 
     fn write_doorbell(&mut self, bus: &Bus, offset: usize, value: u32) {

@@ -166,9 +166,7 @@ impl EmulatedSpace {
             let within = usize::try_from(address.checked_sub(it.address)?).ok()?;
             (within <= it.bytes && len <= it.bytes - within).then_some((it, within))
         })?;
-        if !mapped.memory.is_present() {
-            return None;
-        }
+        mapped.memory.insertion()?;
         act(&mapped.memory, mapped.offset + within);
         Some(())
     }

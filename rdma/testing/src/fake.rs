@@ -40,6 +40,7 @@ use hugemem::Region;
 pub use connecting::{FakeConnectRequest, FakeConnection, FakeEventChannel, FakeListener};
 pub use counters::{FakeCounters, Operation, OperationCounters};
 pub use faults::{ConnectFault, Fault, LATE_BYTE, Pattern};
+use memory::Slot;
 pub use objects::{
     Fake, FakeCompletionQueue, FakeDevice, FakeDomain, FakeRegistration, FakeSharedReceiveQueue,
     FakeWindow,
@@ -248,6 +249,21 @@ impl Fabric {
     /// The errors of [`hugemem::DmaView::of`].
     pub fn add_foreign_memory(&self, region: &Region) -> std::io::Result<()> {
         self.shared.lock().views.add_foreign(region)
+    }
+
+    /// The file with this device and inode is memory of a device that may leave its slot. `insertion`
+    /// returns the number of its insertion, `None` while it is not there. Requests that access its
+    /// memory then fail, and so do those by a registration from before a removal.
+    pub fn add_slot(
+        &self,
+        file: (u64, u64),
+        insertion: impl Fn() -> Option<u64> + Send + Sync + 'static,
+    ) {
+        self.shared
+            .lock()
+            .keys
+            .slots
+            .push(Slot::new(file, insertion));
     }
 
     /// Sets the port of a device up or down. Requests over a port that is down are retried as often

@@ -152,9 +152,18 @@ impl Host {
         let starved = |it: &Connection| {
             is_rdma && it.qid() == 0 && it.outstanding().any(|(_, it)| is_unheard(it))
         };
+        // The network card accesses the memory of a drive that was pulled out.
+        let has_lost_memory = |it: &Outstanding| {
+            matches!(&it.command, Command::Io(io)
+                if io.disks().any(|disk| it.issued_at <= env.memory_gone[disk]))
+        };
+        let misses_memory =
+            |it: &Connection| is_rdma && it.outstanding().any(|(_, it)| has_lost_memory(it));
         let mut connections = self.connections();
-        let excused =
-            connections.any(|it| it.qid() == qid && (is_excused(it) || short(it) || starved(it)));
+        let excused = connections.any(|it| {
+            let is_starved = short(it) || starved(it);
+            it.qid() == qid && (is_excused(it) || is_starved || misses_memory(it))
+        });
         env.stopping || !allowed || silent || unplugged || admin_excused || excused
     }
 

@@ -3,7 +3,7 @@
 use reactors::Nanos;
 
 use super::World;
-use crate::drive::Mishap;
+use crate::drive::{self, Mishap};
 use crate::faults::Fault;
 use crate::host::Aftermath;
 use crate::judge::Violation;
@@ -325,6 +325,9 @@ impl World {
         if let Some(until) = self.env.disks[disk].apply_mishap(mishap, now) {
             let disturbed = &mut self.env.disk_disturbed[disk];
             *disturbed = until.max(*disturbed);
+            if mishap == Mishap::Removal && drive::allows_memory(disk) {
+                self.env.memory_gone[disk] = until;
+            }
             self.env.disk_fails[disk] = true;
             self.env.disturb_memory(until);
         }

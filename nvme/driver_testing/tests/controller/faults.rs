@@ -1,13 +1,18 @@
 //! Each fault has its documented effect, fires the configured number of times, and the drive
 //! continues correctly.
 
+use std::os::fd::AsFd;
+
 use block_testing::Latency;
-use nvme_driver_testing::{EmulatedOptions, Fault, FaultId, FaultMatch, FaultRule, Queues, When};
+use nvme_driver::backing::DeviceBacking;
+use nvme_driver_testing::{
+    ControllerMemoryOptions, EmulatedOptions, Fault, FaultId, FaultMatch, FaultRule, Queues, When,
+};
 use nvme_spec::Status;
 use nvme_spec::command::{IoOpcode, Sqe};
 use reactors::Nanos;
 
-use crate::harness::{Host, Pair};
+use crate::harness::{Host, PAGE, Pair};
 
 const MS: Nanos = Nanos::from_millis(1);
 
@@ -252,4 +257,41 @@ fn a_controller_stops_before_rdy_is_clear() {
     host.tick(Nanos::from_secs(1));
     assert!(pair.pop().is_none());
     assert_eq!(host.control.outstanding(), 0);
+}
+
+/// Others find lost content in its memory as soon as it begins to stop. Its own commands do not: no
+/// write stores what nobody has written.
+#[test]
+fn writes_until_rdy_is_clear_do_not_take_lost_content() {
+    let mut host = Host::new(EmulatedOptions {
+        disabled_after: Nanos::from_millis(10),
+        controller_memory: Some(ControllerMemoryOptions {
+            bytes: 64 << 10,
+            placed_by_host: false,
+            holds_data: true,
+        }),
+        ..EmulatedOptions::default()
+    });
+    let memory = host.drive.controller_memory(2, 4096, 64 << 10);
+    let memory = memory.expect("a buffer");
+    let mut pair = host.pair(1, 32, 32);
+    for offset in (0..PAGE).step_by(8) {
+        memory.write_u64(offset, u64::from_ne_bytes([7; 8]));
+    }
+    inject(&host, When::First(1), Fault::Delay(Nanos::from_millis(5)));
+    let cid = host.cid();
+    let write = Sqe::write(1, 3, 0, true).with_cid(cid);
+    pair.push(&write.with_prp(memory.bus_address(), 0));
+    host.ring_tail(&pair);
+    host.disable();
+    let export = host.drive.export_memory(2, (4096, 64 << 10));
+    let file = export.expect("a descriptor").as_fd().try_clone_to_owned();
+    let mut lost = [0; PAGE];
+    rustix::io::pread(file.expect("a descriptor"), &mut lost, 0).expect("readable");
+    assert_eq!(lost, [0xdb; PAGE]);
+    host.tick(Nanos::from_millis(11));
+    assert!(!host.csts().rdy());
+    let mut block = [0; PAGE];
+    assert!(host.control.read_durable(1, 3, &mut block));
+    assert_eq!(block, [7; PAGE]);
 }

@@ -4,6 +4,7 @@
     reason = "the fabric is a device: it accesses what is posted to it"
 )]
 
+use std::fmt::{Debug, Formatter};
 use std::sync::{Arc, Weak};
 
 use hugemem::{DmaView, Region};
@@ -21,7 +22,7 @@ pub(super) struct Memory {
     pub(super) access: Access,
     view: Arc<DmaView>,
     view_offset: usize,
-    _of_device: Option<OfDevice>,
+    of_device: Option<OfDevice>,
 }
 
 /// Mapped memory of another device. Its descriptor stays open as long as a dma-buf is in use.
@@ -29,11 +30,13 @@ pub(super) struct Memory {
 pub(super) struct OfDevice {
     view: Arc<DmaView>,
     _file: Region,
+    /// The slot of the device, and its insertion when the memory was mapped.
+    slot: Option<(Slot, Option<u64>)>,
 }
 
 impl OfDevice {
     /// Maps the file of a range, which contains the whole range.
-    pub(super) fn map(range: &DeviceRange<'_>) -> Result<Self, Error> {
+    pub(super) fn map(range: &DeviceRange<'_>, slots: &[Slot]) -> Result<Self, Error> {
         let failed = |source| Error::System {
             step: "mapping memory of a device",
             source,
@@ -53,10 +56,48 @@ impl OfDevice {
         // SAFETY: the program does not refer to memory of devices; software devices access theirs
         // by views.
         let view = unsafe { DmaView::of(&file) };
+        let name = (status.st_dev, status.st_ino);
+        let slot = slots.iter().find(|it| it.file == name).cloned();
         Ok(Self {
             view: Arc::new(view.map_err(failed)?),
             _file: file,
+            slot: slot.map(|slot| {
+                let insertion = (slot.insertion)();
+                (slot, insertion)
+            }),
         })
+    }
+
+    /// Whether the device is in its slot, and was there since the memory was mapped.
+    fn responds(&self) -> bool {
+        self.slot
+            .as_ref()
+            .is_none_or(|(slot, mapped)| mapped.is_some() && (slot.insertion)() == *mapped)
+    }
+}
+
+/// The slot of a device whose memory is a file.
+#[derive(Clone)]
+pub(super) struct Slot {
+    /// Device and inode.
+    file: (u64, u64),
+    /// The number of the device's insertion, `None` while it is not in its slot.
+    insertion: Arc<dyn Fn() -> Option<u64> + Send + Sync>,
+}
+
+impl Slot {
+    pub(super) fn new(
+        file: (u64, u64),
+        insertion: impl Fn() -> Option<u64> + Send + Sync + 'static,
+    ) -> Self {
+        let insertion = Arc::new(insertion);
+        Self { file, insertion }
+    }
+}
+
+impl Debug for Slot {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Slot").field(&self.file).finish()
     }
 }
 
@@ -97,6 +138,8 @@ struct Entry {
 pub(super) struct Keys {
     entries: Vec<Entry>,
     free: Vec<u32>,
+    /// Slots of devices whose memory may be registered.
+    pub(super) slots: Vec<Slot>,
 }
 
 /// A piece of memory that passed the checks.
@@ -159,7 +202,7 @@ impl Keys {
             access,
             view,
             view_offset,
-            _of_device: None,
+            of_device: None,
         }))
     }
 
@@ -179,7 +222,7 @@ impl Keys {
             access,
             view: Arc::clone(&memory.view),
             view_offset: offset as usize,
-            _of_device: Some(memory),
+            of_device: Some(memory),
         }))
     }
 
@@ -337,7 +380,9 @@ impl Keys {
 
 impl Memory {
     fn segment(&self, address: u64, len: u64) -> Result<Segment<'_>, AccessDenied> {
-        if !within(address, len, self.address, self.len) {
+        // A read of a function that is not there ends with an error on the bus, and so does the request.
+        let responds = self.of_device.as_ref().is_none_or(OfDevice::responds);
+        if !responds || !within(address, len, self.address, self.len) {
             return Err(AccessDenied);
         }
         Ok(Segment {

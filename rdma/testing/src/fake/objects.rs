@@ -288,8 +288,8 @@ impl Domain for FakeDomain {
         let limits = &self.device.limits;
         let what = "bytes of one memory registration";
         limit(what, range.bytes(), limits.registration_bytes)?;
-        let memory = OfDevice::map(&range)?;
         let mut state = self.owned.shared.lock();
+        let memory = OfDevice::map(&range, &state.keys.slots)?;
         self.alive(&state)?;
         let device = state.devices.get(self.device.key);
         if !device.is_some_and(|it| it.registers_device_memory) {

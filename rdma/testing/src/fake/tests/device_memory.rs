@@ -3,11 +3,14 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hugemem::{
     DeviceLease, DeviceMemory, DmaBuf, Export, NotExported, PagePolicy, Region, SharedRegion,
     Sharing,
 };
+
+use rustix::fs::fstat;
 
 use super::suite::SERVER;
 use super::{on_fabric, on_immediate_fabric};
@@ -178,5 +181,49 @@ fn ended_memory_is_not_accessed() {
         assert!(domain.map().device_key(&memory).is_none());
         assert_ne!(domain.version(), version);
         drop(map);
+    });
+}
+
+/// Requests whose memory is that of a device which has left its slot fail, also after it came back.
+#[test]
+fn memory_of_a_removed_device_is_not_accessed() {
+    on_fabric(FabricConfig::manual(6), |fabric, harness| {
+        let (memory, content) = device_memory();
+        let status = fstat(content.region().as_fd()).expect("a file");
+        let insertion = Arc::new(AtomicU64::new(1));
+        let of_slot = Arc::clone(&insertion);
+        fabric.add_slot((status.st_dev, status.st_ino), move || {
+            Some(of_slot.load(Ordering::Relaxed)).filter(|it| it % 2 == 1)
+        });
+        content.view().write(OFFSET, &pattern(512, 3));
+        let mut write_at = |moves, expected| {
+            let Pair {
+                server,
+                mut client,
+                listener: _listener,
+                ..
+            } = harness.pair();
+            let domain = DomainMemory::<Fake>::new(client.domain.clone(), Access::LOCAL);
+            domain.attach_device_memory(&memory).expect("registered");
+            let mut lease = memory.take().expect("free");
+            assert!(lease.begin_all_by_neighbour());
+            let unwritten = server.memory.bytes(0, 512);
+            let write = SendOperation::Write(server.memory.remote(0));
+            post(&mut client, &domain, &lease, write, (0, 512));
+            insertion.fetch_add(moves, Ordering::Relaxed);
+            harness.expect(&mut client, 7, expected);
+            let is_written = server.memory.bytes(0, 512) == pattern(512, 3);
+            assert_eq!(is_written, expected == CompletionStatus::SUCCESS);
+            assert!(is_written || server.memory.bytes(0, 512) == unwritten);
+            lease.complete();
+            domain.retain_device_memory(|number| number != memory.number());
+        };
+        write_at(0, CompletionStatus::SUCCESS);
+        write_at(1, CompletionStatus::LOCAL_PROTECTION_ERROR);
+        // Registered while it was away.
+        write_at(1, CompletionStatus::LOCAL_PROTECTION_ERROR);
+        write_at(0, CompletionStatus::SUCCESS);
+        // Away and back.
+        write_at(2, CompletionStatus::LOCAL_PROTECTION_ERROR);
     });
 }
