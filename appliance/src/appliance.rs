@@ -280,7 +280,7 @@ impl Appliance {
         let reconciler = Reconciler::new(started, reactors.handles());
         let authentication = AuthenticationThread::start(&target, &cores)?;
         let pacing = PacingThread::start(&target, &cores)?;
-        memory::populate_in_background(rest);
+        memory::populate_in_background(rest, &cores);
         let start_took = began.elapsed();
         Ok(Self {
             reconciler,

@@ -8,6 +8,7 @@ use std::thread;
 use appliance_config::{Backing, Config, Transport};
 use hugemem::{Arena, ArenaConfig, ArenaError, ArenaPopulation};
 
+use crate::affinity::avoid_reactor_cores;
 use crate::devices::page_policy;
 
 /// Bytes of the arena that are populated before hosts may connect: this takes a few milliseconds,
@@ -78,12 +79,15 @@ fn is_mapped_for_devices(config: &Config) -> bool {
             .any(|listener| listener.transport == Transport::Rdma)
 }
 
-/// Populates the rest of the arena on a thread that then ends.
-pub(crate) fn populate_in_background(mut rest: ArenaPopulation) {
+/// Populates the rest of the arena on a thread that then ends, beside the reactors' cores, if there
+/// are others: hosts are served meanwhile.
+pub(crate) fn populate_in_background(mut rest: ArenaPopulation, cores: &[usize]) {
     if rest.bytes() == 0 {
         return;
     }
+    let cores = cores.to_vec();
     let populate = move || {
+        avoid_reactor_cores(&cores);
         if let Err(error) = rest.populate() {
             let missing = rest.bytes();
             tracing::error!(

@@ -2,12 +2,14 @@
 
 mod process;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::TcpListener;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use process::{RAM_ON_LOOPBACK, Windlass, run};
+use process::{LIMIT, RAM_ON_LOOPBACK, Windlass, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -263,6 +265,65 @@ fn an_idle_appliance_uses_less_than_two_percent_of_a_core() {
     assert!(at_rest, "processor time in each second: {measured:?}");
     windlass.signal(Signal::TERM);
     assert_eq!(windlass.wait().0.code(), Some(0));
+}
+
+/// Threads other than reactors leave the reactors' cores before they do anything, such as populating
+/// the arena. The first one, and that for signals, begin before these cores are known, and only wait.
+#[test]
+fn other_threads_avoid_the_cores_of_reactors() {
+    /// Processor time of a thread until it has left, generously.
+    const LEAVING_MAX: Duration = Duration::from_millis(20);
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    if cores == 1 {
+        return;
+    }
+    let directory = TempDir::new().expect("a directory");
+    let socket = directory.path().join("control.sock");
+    let text = format!(
+        "[appliance]\nmemory = \"768MiB\"\npages = \"ordinary\"\ncores = \"0\"\n\
+         [control]\nsocket = {socket:?}\nhttp = \"127.0.0.1:0\"\n{RAM_ON_LOOPBACK}"
+    );
+    let windlass = Windlass::start(&write(&directory, &text));
+    let process = windlass.pid().as_raw_nonzero();
+    let began = Instant::now();
+    let mut gone = BTreeSet::new();
+    loop {
+        let mut here = BTreeSet::new();
+        let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
+        for task in tasks.flatten() {
+            let of_thread = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
+            // Before the cores that it may use. The first field: nanoseconds on a processor.
+            let ran = of_thread("schedstat");
+            let (name, status) = (of_thread("comm"), of_thread("status"));
+            let mut lines = status.lines();
+            let allowed = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:\t"));
+            // A thread may end in between.
+            let ran = ran.split(' ').next().and_then(|it| it.parse().ok());
+            let (Some(allowed), Some(ran)) = (allowed, ran) else {
+                continue;
+            };
+            let name = name.trim_end();
+            let is_main = task.file_name().to_string_lossy() == process.to_string();
+            if name.starts_with("reactor-") || name == "signals" || is_main {
+                continue;
+            }
+            if allowed.starts_with('0') {
+                let ran = Duration::from_nanos(ran);
+                assert!(ran < LEAVING_MAX, "{name} ran for {ran:?} on {allowed}");
+                here.insert(name.to_owned());
+            } else {
+                gone.insert(name.to_owned());
+            }
+        }
+        if here.is_empty() {
+            break;
+        }
+        assert!(began.elapsed() < LIMIT, "{here:?} use core 0");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for thread in ["acceptor", "authentication", "control"] {
+        assert!(gone.contains(thread), "{thread} is not among {gone:?}");
+    }
 }
 
 #[test]

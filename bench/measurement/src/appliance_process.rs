@@ -19,6 +19,10 @@ pub const START_LIMIT: Duration = Duration::from_secs(20);
 /// Interval between connection attempts: short compared with a start, but long enough that the
 /// attempts do not slow the start down.
 const RETRY_INTERVAL: Duration = Duration::from_micros(100);
+/// The appliance is at rest if it takes at most one part in `REST_PART` of this time: one or two ticks
+/// of the kernel's clock.
+const REST_INTERVAL: Duration = Duration::from_millis(200);
+const REST_PART: u32 = 10;
 /// The appliance's output when its exports are available.
 const READY: &str = "windlass: ready";
 
@@ -46,6 +50,9 @@ pub enum ProcessError {
     /// It does not serve.
     #[error("the appliance accepts no connection within {START_LIMIT:?}: {0}")]
     NotServing(String),
+    /// It works although nothing is asked of it.
+    #[error("the appliance without hosts does not come to rest within {START_LIMIT:?}")]
+    Restless,
     /// A file of the measurement cannot be written.
     #[error("cannot write the appliance's configuration: {0}")]
     Configuration(io::Error),
@@ -153,6 +160,26 @@ impl ApplianceProcess {
             }
         }
         Ok(self.started.elapsed())
+    }
+
+    /// Waits until it has finished what it prepares in the background after its start, such as pages
+    /// of its memory, which takes processor time from its reactors. Only for one whose idle policy
+    /// sleeps.
+    ///
+    /// # Errors
+    /// [`ProcessError`]: it ended, or does not come to rest.
+    pub fn await_rest(&self) -> Result<(), ProcessError> {
+        let deadline = Instant::now() + START_LIMIT;
+        let ended = || ProcessError::Ended(self.last_errors());
+        while Instant::now() < deadline {
+            let before = self.cpu_time().ok_or_else(ended)?;
+            std::thread::sleep(REST_INTERVAL);
+            let after = self.cpu_time().ok_or_else(ended)?;
+            if after.saturating_sub(before) <= REST_INTERVAL / REST_PART {
+                return Ok(());
+            }
+        }
+        Err(ProcessError::Restless)
     }
 
     /// Limits it to this percentage of one core.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::target::{Target, TargetOptions};
+use super::target::{POLL, Target, TargetOptions};
 use super::{CompareError, CompareOptions, Load, READ_BYTES, measure_target};
 use crate::appliance_process::ProcessError;
 use crate::ceiling::{
@@ -551,7 +551,7 @@ impl Suite<'_> {
     fn idle(&mut self, swapped: bool) -> Result<(), CompareError> {
         let load = Load::reads(128);
         let polling = TargetOptions {
-            idle: "poll",
+            idle: POLL,
             ..self.options.common.target()
         };
         let (adaptive, poll) = in_turn(

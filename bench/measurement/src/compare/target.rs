@@ -22,6 +22,9 @@ pub(crate) const NQN: &str = "nqn.2026-11.org.windlass:compare";
 /// The host that measures.
 pub(crate) const HOST_NQN: &str = "nqn.2026-11.org.windlass:compare-host";
 
+/// The idle policy of a target that never comes to rest.
+pub(crate) const POLL: &str = "poll";
+
 /// Parameters of the measured target.
 #[derive(Debug, Clone)]
 pub(crate) struct TargetOptions {
@@ -148,6 +151,9 @@ impl Target {
             configuration(options, directory, address)
         })?;
         let start_to_accept = process.await_connection()?;
+        if options.idle != POLL {
+            process.await_rest()?;
+        }
         if let Some(percent) = options.cpu_percent {
             process.limit_to(percent)?;
         }
