@@ -48,6 +48,8 @@ pub(crate) struct CopySample {
     pub(crate) block_bytes: u32,
     pub(crate) written_bytes: u64,
     pub(crate) drive_memory_bytes: u64,
+    pub(crate) drive_bytes: u64,
+    pub(crate) drive_failures: u64,
     pub(crate) memory_waits: u64,
     pub(crate) began_unix_ms: u64,
     /// How long it ran, or has run so far.
@@ -108,6 +110,7 @@ impl CopySample {
                 let bytes = failure.blocks * u64::from(self.block_bytes);
                 let (verb, device) = match failure.step {
                     CopyStep::Read => ("reading", &self.source),
+                    CopyStep::Copy => ("the drive's own copy of", &self.destination),
                     CopyStep::Write | CopyStep::Flush => ("writing", &self.destination),
                 };
                 format!(
@@ -154,6 +157,8 @@ impl Copy {
         sample.written_bytes = self.progress.written_blocks() * u64::from(sample.block_bytes);
         sample.drive_memory_bytes =
             self.progress.in_device_blocks() * u64::from(sample.block_bytes);
+        sample.drive_bytes = self.progress.by_device_blocks() * u64::from(sample.block_bytes);
+        sample.drive_failures = self.progress.own_copy_failures();
         sample.memory_waits = self.progress.memory_waits();
         sample.end = self.progress.end();
         let took = self.progress.took().map(|it| Duration::from_nanos(it.0));
@@ -293,6 +298,8 @@ impl Copies {
                 block_bytes: plan.block_bytes,
                 written_bytes: 0,
                 drive_memory_bytes: 0,
+                drive_bytes: 0,
+                drive_failures: 0,
                 memory_waits: 0,
                 began_unix_ms: since.map_or(0, |it| it.as_millis() as u64),
                 took: Duration::ZERO,

@@ -34,6 +34,11 @@ range. At the end, DESTINATION is flushed. A copy is not a snapshot: with --live
 SOURCE meanwhile, and DESTINATION may have blocks of different moments. The command tells how many
 requests have changed SOURCE.
 
+Data goes through the memory of this machine. With --by-drive, and between devices with data_path =
+\"auto\", a drive that has both devices copies by itself what it can; with --drive-memory, and between
+devices with data_path = \"drive-memory\" or \"auto\", the rest goes through the memory of a drive. A range
+that the drive's own copy fails with takes the next way.
+
 Ctrl-C aborts the copy, a second one leaves it alone. If a request fails, the lowest range that failed
 is reported; everything before it is written. Repeat the command with the printed --offset to
 continue. `windlass apply` does not remove a device that is being copied, nor export one that is being
@@ -64,6 +69,10 @@ pub(crate) struct CopyArguments {
     /// through the memory of this machine. No real drive has been tested.
     #[arg(long)]
     drive_memory: bool,
+    /// Let the drive of both devices copy by itself (NVMe Copy between its namespaces) what it can; the
+    /// rest takes the next way. No real drive has been tested.
+    #[arg(long)]
+    by_drive: bool,
     /// Begin the copy, print its number, and do not wait.
     #[arg(long)]
     detach: bool,
@@ -72,7 +81,7 @@ pub(crate) struct CopyArguments {
         long,
         value_name = "NUMBER",
         conflicts_with_all = ["source", "destination", "offset", "length", "live",
-            "overwrite_exported", "drive_memory", "detach"]
+            "overwrite_exported", "drive_memory", "by_drive", "detach"]
     )]
     abort: Option<u32>,
     #[command(flatten)]
@@ -113,6 +122,7 @@ pub(crate) fn copy(arguments: &CopyArguments) -> Result<ExitCode, Failure> {
         live: arguments.live,
         overwrite_exported: arguments.overwrite_exported,
         drive_memory: arguments.drive_memory,
+        by_drive: arguments.by_drive,
     };
     let StartCopyAnswer { number } = client.post(START_COPY_PATH, &request)?;
     if arguments.detach {
@@ -234,6 +244,18 @@ fn line(copy: &CopyStatus) -> String {
     line
 }
 
+/// What was copied by other ways than through the memory of this machine.
+fn ways(copy: &CopyStatus) -> String {
+    let parts = [
+        (copy.drive_bytes, "by the drive itself"),
+        (copy.drive_memory_bytes, "through the memory of a drive"),
+    ];
+    let parts = parts.iter().filter(|(bytes, _)| *bytes > 0);
+    parts
+        .map(|(bytes, way)| format!(", {} {way}", quantity::bytes(*bytes)))
+        .collect()
+}
+
 /// The last lines about a copy.
 fn result(copy: &CopyStatus) -> String {
     let CopyStatus {
@@ -248,12 +270,19 @@ fn result(copy: &CopyStatus) -> String {
             let took = Duration::from_millis(copy.took_ms);
             let bytes = quantity::bytes(copy.bytes);
             format!(
-                "{begin}: complete: {bytes} in {:.1} s\n",
-                took.as_secs_f64()
+                "{begin}: complete: {bytes} in {:.1} s{}\n",
+                took.as_secs_f64(),
+                ways(copy)
             )
         }
         Some(error) => format!("{begin}: not complete: {error}\n"),
     };
+    if copy.drive_failures > 0 {
+        text += &format!(
+            "{begin}: {} copies by the drive itself failed, and their data took another way\n",
+            copy.drive_failures
+        );
+    }
     if copy.source_changes > 0 {
         text += &format!(
             "{begin}: {} request(s) changed {source} meanwhile: {destination} may have blocks of \
@@ -278,6 +307,8 @@ mod tests {
             bytes: 8 << 30,
             written_bytes: 0,
             drive_memory_bytes: 0,
+            drive_bytes: 0,
+            drive_failures: 0,
             began_unix_ms: 0,
             took_ms: 0,
             memory_waits: 0,
@@ -324,6 +355,15 @@ mod tests {
             result(&copy),
             "copy 3: old to new: complete: 8 GiB in 3.2 s\n"
         );
+        (copy.drive_bytes, copy.drive_memory_bytes) = (6 << 30, 1 << 30);
+        copy.drive_failures = 3;
+        assert_eq!(
+            result(&copy),
+            "copy 3: old to new: complete: 8 GiB in 3.2 s, 6 GiB by the drive itself, 1 GiB through the \
+             memory of a drive\n\
+             copy 3: old to new: 3 copies by the drive itself failed, and their data took another way\n"
+        );
+        copy.drive_failures = 0;
         copy.error = Some("it was aborted: continue with --offset 4096".to_owned());
         copy.source_changes = 2;
         assert_eq!(

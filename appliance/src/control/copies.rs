@@ -95,6 +95,7 @@ fn wanted(request: CopyRequest) -> CopyWanted {
         live,
         overwrite_exported,
         drive_memory,
+        by_drive,
     } = request;
     CopyWanted {
         source,
@@ -104,6 +105,7 @@ fn wanted(request: CopyRequest) -> CopyWanted {
         live,
         overwrite_exported,
         drive_memory,
+        by_drive,
     }
 }
 
@@ -137,6 +139,8 @@ fn status(refused: &CopyRefusal) -> StatusCode {
         | CopyRefusal::Unaligned(_)
         | CopyRefusal::Unreachable { .. }
         | CopyRefusal::NoDriveMemory(..)
+        | CopyRefusal::NotOneDrive(..)
+        | CopyRefusal::NoOwnCopy(..)
         | CopyRefusal::ReadOnly(_) => StatusCode::UNPROCESSABLE_ENTITY,
     }
 }

@@ -1,6 +1,6 @@
 //! Whether a copy may begin: what it would read and overwrite.
 
-use appliance_config::{Backing, Config, Name, Nqn};
+use appliance_config::{Backing, Config, DataPath, Name, Nqn};
 use block::{CopyPlan, Device, Health, HealthState};
 use hugemem::Sharing;
 
@@ -23,6 +23,8 @@ pub(crate) struct CopyWanted {
     pub(crate) overwrite_exported: bool,
     /// Data is moved through the memory of one of their drives.
     pub(crate) drive_memory: bool,
+    /// Their drive copies by itself what it can.
+    pub(crate) by_drive: bool,
 }
 
 /// A copy that may begin.
@@ -100,6 +102,17 @@ pub(crate) enum CopyRefusal {
         other: Name,
         why: String,
     },
+    #[error(
+        "devices {0} and {1} are not namespaces of one drive, which could copy by itself: copy without \
+         --by-drive"
+    )]
+    NotOneDrive(Name, Name),
+    #[error(
+        "the drive of devices {0} and {1} cannot copy from one to the other by itself: it does not report \
+         Copy with descriptor format 2h (ONCS, CDFS), or refuses to enable it, or a limit of a namespace \
+         (MSSRL, MCL) is 0, or one of them is not ready: copy without --by-drive"
+    )]
+    NoOwnCopy(Name, Name),
     #[error("the reactor accepts no more messages: it has ended or is stuck")]
     NoReactor,
 }
@@ -169,6 +182,15 @@ pub(crate) fn check(
     if wanted.drive_memory {
         check_drive_memory([(source, &**from), (destination, &**to)])?;
     }
+    if wanted.by_drive {
+        check_by_drive([(source, &**from), (destination, &**to)])?;
+    }
+    // As for Copy of hosts: without an option, the data paths of both devices say which ways are taken
+    // before that through the arena.
+    let paths = [source, destination].map(|device| match &device.backing {
+        Backing::Nvme(namespace) => namespace.data_path,
+        Backing::Memory { .. } | Backing::File { .. } | Backing::Null { .. } => DataPath::Host,
+    });
     let max_transfer_blocks = read.max_transfer_blocks.min(written.max_transfer_blocks);
     Ok(Checked {
         source: source.name.clone(),
@@ -180,7 +202,8 @@ pub(crate) fn check(
             blocks: length / u64::from(read.block_size),
             block_bytes: read.block_size,
             max_transfer_blocks,
-            in_device: wanted.drive_memory,
+            in_device: wanted.drive_memory || !paths.contains(&DataPath::Host),
+            by_device: wanted.by_drive || paths == [DataPath::Auto; 2],
         },
         source_health,
     })
@@ -214,6 +237,29 @@ fn check_drive_memory(
     }
     let none = || CopyRefusal::NoDriveMemory(source.0.name.clone(), destination.0.name.clone());
     Err(refusal.unwrap_or_else(none))
+}
+
+/// Checks that both devices are of one drive that copies by itself between them.
+fn check_by_drive(both: [(&appliance_config::Device, &dyn Device); 2]) -> Result<(), CopyRefusal> {
+    let [(source, from), (destination, to)] = both;
+    let names = || (source.name.clone(), destination.name.clone());
+    let is_one_drive = matches!(
+        (&source.backing, &destination.backing),
+        (Backing::Nvme(source), Backing::Nvme(destination)) if source.pci == destination.pci
+    );
+    if !is_one_drive {
+        let (source, destination) = names();
+        return Err(CopyRefusal::NotOneDrive(source, destination));
+    }
+    let limits = (from.copy_origin().zip(to.copy_origin()))
+        .and_then(|(source, destination)| source.limits_to(&destination));
+    match limits {
+        Some(_) => Ok(()),
+        None => {
+            let (source, destination) = names();
+            Err(CopyRefusal::NoOwnCopy(source, destination))
+        }
+    }
 }
 
 /// Checks the range against the sizes of the source and the destination. Returns its length in bytes.
@@ -286,7 +332,9 @@ fn check_uses(
 mod tests {
     use std::sync::Arc;
 
-    use block::{DeviceIdentity, DeviceQueue, Geometry, OpenError, QueueOptions};
+    use block::{
+        CopyLimits, CopyOrigin, DeviceIdentity, DeviceQueue, Geometry, OpenError, QueueOptions,
+    };
     use hugemem::{AddressSpace, DeviceMemory};
 
     use super::*;
@@ -295,6 +343,7 @@ mod tests {
     struct Placed {
         space: Option<AddressSpace>,
         memory: Option<Arc<DeviceMemory>>,
+        origin: Option<CopyOrigin>,
     }
 
     impl Device for Placed {
@@ -323,6 +372,10 @@ mod tests {
             own.is_some_and(|it| Arc::ptr_eq(it, memory)) || memory.is_shared_with(self.space)
         }
 
+        fn copy_origin(&self) -> Option<CopyOrigin> {
+            self.origin
+        }
+
         fn open_queue(&self, _: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
             Err(OpenError::Removed)
         }
@@ -333,6 +386,60 @@ mod tests {
         Placed {
             space: Some(space),
             memory: sharing.and_then(memory),
+            origin: None,
+        }
+    }
+
+    /// A namespace of a drive that copies by itself, or not.
+    fn namespace(namespace: u32, blocks_max: Option<u32>) -> Placed {
+        let origin = |blocks_max| CopyOrigin {
+            drive: 1,
+            namespace,
+            block_size: 512,
+            block_count: 8,
+            limits: CopyLimits {
+                sources_max: 1,
+                source_blocks_max: 8,
+                blocks_max,
+            },
+        };
+        Placed {
+            origin: blocks_max.map(origin),
+            ..drive(AddressSpace::unique(), None)
+        }
+    }
+
+    #[test]
+    fn copies_that_no_drive_executes_by_itself_are_refused_with_the_reason() {
+        let own = "the drive of devices from and to cannot copy from one to the other by itself";
+        let none = "devices from and to are not namespaces of one drive";
+        for (from, to, is_drive, expected) in [
+            (namespace(1, Some(8)), namespace(2, Some(4)), true, None),
+            (namespace(1, None), namespace(2, Some(4)), true, Some(own)),
+            (namespace(1, Some(8)), namespace(2, None), true, Some(own)),
+            (
+                namespace(1, Some(8)),
+                namespace(1, Some(8)),
+                true,
+                Some(own),
+            ),
+            (
+                namespace(1, Some(8)),
+                namespace(2, Some(8)),
+                false,
+                Some(none),
+            ),
+        ] {
+            let both = [configured("from", true), configured("to", is_drive)];
+            let [source, destination] = &both;
+            let result = check_by_drive([(source, &from), (destination, &to)]);
+            match (result, expected) {
+                (Ok(()), None) => {}
+                (Err(refused), Some(text)) => {
+                    assert!(refused.to_string().starts_with(text), "{refused}");
+                }
+                (result, expected) => panic!("{result:?} instead of {expected:?}"),
+            }
         }
     }
 

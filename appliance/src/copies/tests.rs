@@ -256,6 +256,13 @@ fn copies_that_would_destroy_or_mix_data_are_refused_with_the_remedy() {
         let refused = lab.appliance.start_copy(&through).expect_err("no drive");
         let text = format!("neither device {source} nor {destination} is on a drive with a");
         assert!(refused.to_string().starts_with(&text), "{refused}");
+        let by_drive = CopyWanted {
+            by_drive: true,
+            ..wanted(source, destination)
+        };
+        let refused = lab.appliance.start_copy(&by_drive).expect_err("no drive");
+        let text = format!("devices {source} and {destination} are not namespaces of one drive");
+        assert!(refused.to_string().starts_with(&text), "{refused}");
     }
     let force = CopyWanted {
         overwrite_exported: true,
@@ -493,6 +500,8 @@ fn failures_name_the_range_and_how_to_continue() {
         block_bytes: 512,
         written_bytes: 0,
         drive_memory_bytes: 0,
+        drive_bytes: 0,
+        drive_failures: 0,
         memory_waits: 0,
         began_unix_ms: 0,
         took: Duration::ZERO,
@@ -520,6 +529,11 @@ fn failures_name_the_range_and_how_to_continue() {
             .expect("it failed"),
         "writing 4096 bytes at 12288 of device new failed: the device did not complete a request \
          within 30 s: repair it, and continue with --offset 12288"
+    );
+    assert_eq!(
+        sample(CopyStep::Copy, error).error().expect("it failed"),
+        "the drive's own copy of 4096 bytes at 12288 of device new failed: the medium could not be read: \
+         repair it, and continue with --offset 12288"
     );
     let damaged = block::CopyError::Device(block::DeviceError::Damaged);
     let text = sample(CopyStep::Flush, damaged).error().expect("it failed");

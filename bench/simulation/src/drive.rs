@@ -14,8 +14,9 @@ use nvme_driver::{
     BringUp, BringUpState, Deadlines, DriveCounters, DriveOptions, DriveOwner, DriveState,
 };
 use nvme_driver_testing::{
-    ControllerMemoryOptions, EmulatedController, EmulatedCopy, EmulatedNamespace, EmulatedOptions,
-    EmulatorControl, Fault, FaultId, FaultMatch, FaultRule, MemoryFile, SglRules, ShadowDoorbells,
+    ControllerMemoryOptions, CopyAcross, EmulatedController, EmulatedCopy, EmulatedNamespace,
+    EmulatedOptions, EmulatorControl, Fault, FaultId, FaultMatch, FaultRule, MemoryFile, SglRules,
+    ShadowDoorbells,
 };
 use nvme_spec::Status;
 use nvme_spec::command::IoOpcode;
@@ -557,6 +558,12 @@ fn copy(seed: u64) -> Option<EmulatedCopy> {
         ranges_max_z: if bit(11) { 0 } else { 127 },
         single_atomicity: true,
         failing_range: (seed >> 12 & 3 == 0).then_some(u8::from(bit(14))),
+        // No copy of the simulation uses it, but each start of a drive enables it.
+        across: match (bit(15), bit(16)) {
+            (false, _) => CopyAcross::Unsupported,
+            (true, false) => CopyAcross::Supported,
+            (true, true) => CopyAcross::NotEnabled,
+        },
     })
 }
 

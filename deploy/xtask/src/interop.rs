@@ -299,6 +299,18 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 300,
     },
     Scenario {
+        name: "copy-by-drive",
+        script: "copy-by-drive.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[
+                "--nvme", "2", "--ns", "3", "--size", "64M", "--huge", "96", "--cmb", "16",
+            ],
+            namespaces: 2,
+        }),
+        timeout_s: 480,
+    },
+    Scenario {
         name: "drive-memory",
         script: "drive-memory.sh",
         connect: "",

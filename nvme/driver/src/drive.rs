@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use block::{
-    DataPath, Device, DeviceIdentity, DeviceQueue, ERROR_RECORDS_MAX, ErrorRecord, Geometry,
-    Health, HealthCounters, HealthState, OpenError, QueueOptions,
+    CopyOrigin, DataPath, Device, DeviceIdentity, DeviceQueue, ERROR_RECORDS_MAX, ErrorRecord,
+    Geometry, Health, HealthCounters, HealthState, OpenError, QueueOptions,
 };
 use hugemem::DeviceMemory;
 use nvme_spec::NSID_BROADCAST;
@@ -306,6 +306,20 @@ fn namespace_limits(namespace: &Namespace, geometry: Geometry, limits: &Limits) 
         zeroes_deallocate: namespace.zeroes_deallocate,
         deallocate_blocks: limits.deallocate_blocks,
         copy: namespace.copy,
+        copy_across: namespace.copy_across,
+    }
+}
+
+impl NamespaceLimits {
+    /// The namespace as the source of copies to other namespaces of its drive, if there are any.
+    pub(crate) fn copy_origin(&self, drive: u64, geometry: &Geometry) -> Option<CopyOrigin> {
+        Some(CopyOrigin {
+            drive,
+            namespace: self.nsid,
+            block_size: geometry.block_size,
+            block_count: geometry.block_count,
+            limits: self.copy_across?,
+        })
     }
 }
 
@@ -388,6 +402,11 @@ impl Device for NamespaceDevice {
         let own = access.data_memory.as_ref();
         let space = access.backing.address_space();
         own.is_some_and(|it| Arc::ptr_eq(it, memory)) || memory.is_shared_with(space)
+    }
+
+    fn copy_origin(&self) -> Option<CopyOrigin> {
+        self.namespace_limits
+            .copy_origin(self.shared.id, &self.geometry)
     }
 
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {

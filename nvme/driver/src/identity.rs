@@ -53,6 +53,8 @@ pub(crate) struct Limits {
     pub(crate) write_zeroes: bool,
     /// Support for Copy within a namespace.
     pub(crate) copy: CopySupport,
+    /// Whether Copy takes source ranges of other namespaces, descriptor format 2 (NVM 1.1 §3.3.2).
+    pub(crate) copy_across: bool,
     /// Maximum bytes per Write Zeroes.
     pub(crate) write_zeroes_bytes: u64,
     pub(crate) deallocate: bool,
@@ -142,6 +144,7 @@ impl Limits {
             compare: page.oncs.compare(),
             write_zeroes: page.oncs.write_zeroes(),
             copy: CopySupport::new(page),
+            copy_across: page.oncs.copy() && page.cdfs.format_2(),
             write_zeroes_bytes,
             deallocate: page.oncs.dataset_management(),
             deallocate_blocks: unlimited(nvm.dmrsl.get()),
@@ -175,6 +178,7 @@ impl Limits {
             && has(self.compare, other.compare)
             && has(self.write_zeroes, other.write_zeroes)
             && (self.copy == CopySupport::None || self.copy == other.copy)
+            && has(self.copy_across, other.copy_across)
             && self.write_zeroes_bytes <= other.write_zeroes_bytes
             && has(self.deallocate, other.deallocate)
             && self.deallocate_blocks <= other.deallocate_blocks
@@ -250,6 +254,8 @@ pub(crate) struct Namespace {
     pub(crate) zeroes_deallocate: bool,
     /// What one Copy within it may have.
     pub(crate) copy: Option<CopyLimits>,
+    /// What one Copy to it or from it may have, if the other namespace is another one.
+    pub(crate) copy_across: Option<CopyLimits>,
     pub(crate) eui64: Option<[u8; 8]>,
     pub(crate) nguid: Option<[u8; 16]>,
     pub(crate) uuid: Option<[u8; 16]>,
@@ -269,6 +275,7 @@ impl Namespace {
             geometry: Err(reason),
             zeroes_deallocate: false,
             copy: None,
+            copy_across: None,
             eui64: None,
             nguid: None,
             uuid: None,
@@ -287,7 +294,8 @@ impl Namespace {
             geometry: geometry(page, limits, write_cache),
             zeroes_deallocate: dlfeat.write_zeroes_deallocate()
                 && dlfeat.read() == DeallocatedRead::ZEROES,
-            copy: copy_limits(page, limits),
+            copy: copy_limits(page).filter(|_| is_copy_atomic(page, limits)),
+            copy_across: copy_limits(page).filter(|_| limits.copy_across),
             eui64: identifier(page.eui64),
             nguid: identifier(page.nguid),
             ..Self::unusable(nsid, Unusable::Empty)
@@ -360,20 +368,23 @@ fn geometry(
     })
 }
 
-/// The limits of Copy within a namespace (NVM 1.1 §4.1.5.1). A limit of 0 allows none. A Copy must not be
-/// less atomic than the write that it replaces.
-fn copy_limits(page: &IdentifyNamespace, limits: &Limits) -> Option<CopyLimits> {
-    let is_atomic = match limits.copy {
-        CopySupport::None => return None,
-        CopySupport::Ranges => !page.nsfeat.nsabp(),
-        CopySupport::Whole => true,
-    };
+/// The limits of Copy that a namespace reports (NVM 1.1 §4.1.5.1). A limit of 0 allows none.
+fn copy_limits(page: &IdentifyNamespace) -> Option<CopyLimits> {
     let (source_blocks_max, blocks_max) = (u32::from(page.mssrl.get()), page.mcl.get());
-    (is_atomic && source_blocks_max > 0 && blocks_max > 0).then_some(CopyLimits {
+    (source_blocks_max > 0 && blocks_max > 0).then_some(CopyLimits {
         sources_max: u32::from(page.msrc_z) + 1,
         source_blocks_max,
         blocks_max,
     })
+}
+
+/// Whether there is Copy within a namespace that is not less atomic than the write that it replaces.
+fn is_copy_atomic(page: &IdentifyNamespace, limits: &Limits) -> bool {
+    match limits.copy {
+        CopySupport::None => false,
+        CopySupport::Ranges => !page.nsfeat.nsabp(),
+        CopySupport::Whole => true,
+    }
 }
 
 /// The atomic writes that a namespace reports (NVM 1.1 §4.1.5.1, NSABP); only those up to

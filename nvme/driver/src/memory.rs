@@ -88,6 +88,8 @@ pub(crate) enum AdminPage {
     Errors,
     /// Changed Namespace List.
     Changes,
+    /// Host Behavior Support, which the drive reads.
+    Behavior,
 }
 
 impl AdminPage {
@@ -97,12 +99,13 @@ impl AdminPage {
             Self::Health => 3,
             Self::Errors => 4,
             Self::Changes => 5,
+            Self::Behavior => 6,
         };
         page * PAGE_BYTES
     }
 }
 
-const ADMIN_BYTES: usize = 6 * PAGE_BYTES;
+const ADMIN_BYTES: usize = 7 * PAGE_BYTES;
 
 impl AdminMemory {
     pub(crate) fn new(arena: &Arc<Arena>) -> Result<Self, DriveError> {
@@ -125,6 +128,15 @@ impl AdminMemory {
         for word in 0..PAGE_BYTES / 8 {
             self.buffer
                 .store_u64(page.offset() + word * 8, 0, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes the beginning of a page that the device reads; the rest of it is zero.
+    pub(crate) fn write(&self, page: AdminPage, words: &[u64]) {
+        self.clear(page);
+        for (index, word) in words.iter().enumerate() {
+            let offset = page.offset() + index * 8;
+            self.buffer.store_u64(offset, *word, Ordering::Relaxed);
         }
     }
 

@@ -99,6 +99,8 @@ pub(crate) struct NamespaceLimits {
     pub(crate) deallocate_blocks: u32,
     /// What one Copy may have, if the drive supports it.
     pub(crate) copy: Option<CopyLimits>,
+    /// What one Copy from another namespace or to it may have, if the drive supports it.
+    pub(crate) copy_across: Option<CopyLimits>,
 }
 
 /// A namespace queue that is registered with a pair.

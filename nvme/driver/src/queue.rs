@@ -6,8 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{
-    AtomicWrites, CompletionBatch, CopyLimits, CopySource, DataPath, DeviceError, DeviceQueue,
-    Drain, Geometry, QueueCounters, Refusal, Request, SharedQueues, check_copy,
+    AtomicWrites, CompletionBatch, CopyLimits, CopyOrigin, CopySource, DataPath, DeviceError,
+    DeviceQueue, Drain, Geometry, QueueCounters, Refusal, Request, SharedQueues, check_copy,
+    check_copy_from,
 };
 
 use hugemem::{DeviceLease, DeviceMemory};
@@ -145,7 +146,43 @@ impl DeviceQueue for NamespaceQueue {
         }
         let mut pair = self.pair.borrow_mut();
         let copy = (sources, list_at);
-        pair.submit_copy(self.index, &self.namespace_limits, request, copy)?;
+        pair.submit_copy(self.index, &self.namespace_limits, request, copy, None)?;
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    fn copy_origin(&self) -> Option<CopyOrigin> {
+        match self.rejection() {
+            Some(_) => None,
+            None => self
+                .namespace_limits
+                .copy_origin(self.drive, &self.geometry),
+        }
+    }
+
+    fn submit_copy_from(
+        &mut self,
+        request: Request,
+        origin: &CopyOrigin,
+        sources: &[CopySource],
+    ) -> Result<(), Refusal> {
+        if let Some(error) = self.rejection() {
+            return Err(Refusal::Never(request, error));
+        }
+        let limits = self.copy_origin().and_then(|own| origin.limits_to(&own));
+        let Some(limits) = limits else {
+            return Err(Refusal::Never(request, DeviceError::Unsupported));
+        };
+        if let Err(error) = check_copy_from(&request, sources, origin, (&self.geometry, &limits)) {
+            return Err(Refusal::Never(request, error));
+        }
+        if self.in_flight == self.depth {
+            return Err(Refusal::Later(request));
+        }
+        let mut pair = self.pair.borrow_mut();
+        let copy = (sources, 0);
+        let snsid = Some(origin.namespace);
+        pair.submit_copy(self.index, &self.namespace_limits, request, copy, snsid)?;
         self.in_flight += 1;
         Ok(())
     }

@@ -32,6 +32,7 @@ enum Command {
     Controller,
     NvmLimits,
     Queues,
+    HostBehavior,
     WriteCache,
     List,
     Namespace(usize),

@@ -30,8 +30,8 @@ impl State {
             AdminOpcode::DELETE_IO_CQ => self.delete_completion_queue(sqe).into(),
             AdminOpcode::IDENTIFY => self.identify(bus, sqe),
             AdminOpcode::GET_LOG_PAGE => self.get_log_page(bus, sqe),
-            AdminOpcode::GET_FEATURES => self.get_features(sqe),
-            AdminOpcode::SET_FEATURES => self.set_features(sqe),
+            AdminOpcode::GET_FEATURES => self.get_features(bus, sqe),
+            AdminOpcode::SET_FEATURES => self.set_features(bus, sqe),
             AdminOpcode::ABORT => self.abort_command(bus, sqe),
             AdminOpcode::ASYNC_EVENT_REQUEST => self.request_event(bus, sqe),
             AdminOpcode::DOORBELL_BUFFER_CONFIG

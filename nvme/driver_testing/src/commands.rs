@@ -251,6 +251,7 @@ impl State {
             Err(status) => return status.into(),
         };
         let (namespace, list) = list;
+        let is_across = sqe.copy().control.format().names_namespaces();
         let failing = self.options.copy.and_then(|it| it.failing_range);
         let fua = sqe.copy().control.fua();
         let mut to = sqe.copy().sdlba.get();
@@ -258,19 +259,62 @@ impl State {
             let count = u64::from(range.blocks());
             let source = match failing.is_some_and(|it| usize::from(it) == number) {
                 true => Err(Status::UNRECOVERED_READ_ERROR),
-                false => self.blocks(namespace, range.slba.get(), count),
+                false => self
+                    .copy_source(namespace, range, is_across)
+                    .and_then(|from| self.blocks(from, range.slba.get(), count)),
             };
             let source = match source {
                 Ok(source) => source,
                 Err(status) => return Outcome::Done(status, number as u64),
             };
-            self.namespaces[namespace]
-                .medium
-                .copy(source.lba, to, count);
-            self.commit_if_required(Blocks { lba: to, ..source }, fua);
+            self.copy_blocks(namespace, source, to);
+            let written = Blocks {
+                namespace,
+                lba: to,
+                count,
+            };
+            self.commit_if_required(written, fua);
             to += count;
         }
         Outcome::Done(Status::SUCCESS, 0)
+    }
+
+    /// The namespace of a source range: that of the command, or the one that the range names, which has
+    /// the same format.
+    fn copy_source(
+        &self,
+        namespace: usize,
+        range: &CopyRange,
+        is_across: bool,
+    ) -> Result<usize, Status> {
+        const INVALID: Status = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
+        if !is_across {
+            return Ok(namespace);
+        }
+        let source = self.index_of_active(range.snsid.get()).ok_or(INVALID)?;
+        let format = |index: usize| {
+            let config = &self.namespaces[index].config;
+            (config.block_size, config.metadata_bytes)
+        };
+        match format(source) == format(namespace) {
+            true => Ok(source),
+            false => Err(INVALID),
+        }
+    }
+
+    fn copy_blocks(&mut self, namespace: usize, source: Blocks, to: u64) {
+        let places = [source.namespace, namespace];
+        match self.namespaces.get_disjoint_mut(places) {
+            Ok([from, into]) => {
+                let data = from.medium.read(source.lba, source.count);
+                into.medium.write(to, source.count).copy_from_slice(data);
+            }
+            // They are the same.
+            Err(_) => {
+                let medium = &mut self.namespaces[namespace].medium;
+                medium.copy(source.lba, to, source.count);
+            }
+        }
     }
 
     /// Checks a Copy and fetches its source ranges. Returns its namespace and their number.
@@ -284,8 +328,11 @@ impl State {
         let limits = self.options.copy.ok_or(Status::INVALID_OPCODE.with_dnr())?;
         let namespace = self.namespace_of(sqe)?;
         let command = sqe.copy();
-        if command.control.format() != CopyFormat::SAME_NAMESPACE {
-            return Err(FIELD);
+        let is_enabled = self.features.behavior.cdfe.format_2();
+        match command.control.format() {
+            CopyFormat::SAME_NAMESPACE => {}
+            CopyFormat::NAMESPACES if is_enabled => {}
+            _ => return Err(FIELD),
         }
         let count = command.ranges();
         if command.control.nr_z() > limits.ranges_max_z {

@@ -3,12 +3,15 @@
 use nvme_spec::Status;
 use nvme_spec::command::{FeatureId, FeatureSelect, Sqe};
 use nvme_spec::features::{
-    AsyncEventConfiguration, FeatureCapabilities, InterruptVector, NumberOfQueues,
+    AsyncEventConfiguration, FeatureCapabilities, HostBehavior, InterruptVector, NumberOfQueues,
     TemperatureThreshold, ThresholdType, VolatileWriteCache,
 };
+use zerocopy::IntoBytes;
 
-use super::options::EmulatedOptions;
+use super::bus::Bus;
+use super::options::{CopyAcross, EmulatedOptions, SglRules};
 use super::state::{Outcome, State};
+use super::transfer::PointerRules;
 
 /// Features with a value of one dword that only Get Features reads.
 const PLAIN: [(FeatureId, u32); 5] = [
@@ -25,7 +28,9 @@ pub(super) struct Features {
     pub(super) events: AsyncEventConfiguration,
     /// In kelvin: over temperature, under temperature.
     pub(super) thresholds: [u16; 2],
+    pub(super) behavior: HostBehavior,
     has_cache: bool,
+    has_behavior: bool,
 }
 
 /// Default of the over temperature threshold in kelvin.
@@ -38,7 +43,11 @@ impl Features {
             write_cache: options.write_cache,
             events: AsyncEventConfiguration::new(),
             thresholds: [OVER_TEMPERATURE_KELVIN, 0],
+            behavior: HostBehavior::default(),
             has_cache: options.write_cache,
+            has_behavior: options
+                .copy
+                .is_some_and(|it| it.across == CopyAcross::Supported),
         }
     }
 }
@@ -56,7 +65,7 @@ impl State {
             .into_bits()
     }
 
-    pub(super) fn get_features(&mut self, sqe: &Sqe) -> Outcome {
+    pub(super) fn get_features(&mut self, bus: &Bus, sqe: &Sqe) -> Outcome {
         let command = sqe.get_features();
         let (feature, select) = (command.select.fid(), command.select.sel());
         let defaults = Features::new(&self.options);
@@ -70,6 +79,11 @@ impl State {
             FeatureId::VOLATILE_WRITE_CACHE if features.has_cache => VolatileWriteCache::new()
                 .with_wce(features.write_cache)
                 .into_bits(),
+            FeatureId::HOST_BEHAVIOR if features.has_behavior => {
+                let behavior = features.behavior;
+                let bytes = behavior.as_bytes();
+                return self.send_admin(bus, sqe, bytes, bytes.len()).into();
+            }
             FeatureId::NUMBER_OF_QUEUES => self.number_of_queues(),
             FeatureId::ASYNC_EVENT_CONFIGURATION => features.events.into_bits(),
             FeatureId::INTERRUPT_VECTOR_CONFIGURATION => {
@@ -88,7 +102,7 @@ impl State {
         Outcome::Done(Status::SUCCESS, u64::from(value))
     }
 
-    pub(super) fn set_features(&mut self, sqe: &Sqe) -> Outcome {
+    pub(super) fn set_features(&mut self, bus: &Bus, sqe: &Sqe) -> Outcome {
         let command = sqe.set_features();
         if command.select.sv() {
             return Status::FEATURE_NOT_SAVEABLE.with_dnr().into();
@@ -100,6 +114,9 @@ impl State {
                 if !self.features.write_cache {
                     self.flush_all();
                 }
+            }
+            FeatureId::HOST_BEHAVIOR if self.features.has_behavior => {
+                return self.set_behavior(bus, sqe).into();
             }
             FeatureId::NUMBER_OF_QUEUES => return self.set_number_of_queues(value),
             FeatureId::ASYNC_EVENT_CONFIGURATION => {
@@ -123,6 +140,19 @@ impl State {
             },
         }
         Status::SUCCESS.into()
+    }
+
+    fn set_behavior(&mut self, bus: &Bus, sqe: &Sqe) -> Result<(), Status> {
+        let mut behavior = HostBehavior::default();
+        let bytes = behavior.as_mut_bytes();
+        let rules = PointerRules {
+            page: self.page(),
+            sgl: SglRules::Unsupported,
+        };
+        self.transfer.gather(bus, sqe, bytes.len(), rules)?;
+        self.transfer.fetch(bus, bytes)?;
+        self.features.behavior = behavior;
+        Ok(())
     }
 
     fn set_number_of_queues(&mut self, value: u32) -> Outcome {

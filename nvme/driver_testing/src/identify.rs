@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 use super::bus::Bus;
 use super::logs::ERROR_ENTRIES;
 use super::namespaces::Namespace;
-use super::options::{SglRules, ShadowDoorbells};
+use super::options::{CopyAcross, SglRules, ShadowDoorbells};
 use super::state::{Outcome, State};
 
 /// Maximum number of Abort commands in flight, zero-based.
@@ -125,7 +125,10 @@ impl State {
             .with_write_zeroes(options.optional_commands)
             .with_copy(options.copy.is_some())
             .with_copy_single_atomicity(options.copy.is_some_and(|it| it.single_atomicity));
-        page.cdfs = Cdfs::new().with_format_0(options.copy.is_some());
+        let across = options.copy.map(|it| it.across).unwrap_or_default();
+        page.cdfs = Cdfs::new()
+            .with_format_0(options.copy.is_some())
+            .with_format_2(across != CopyAcross::Unsupported);
         page.vwc = Vwc::new()
             .with_present(options.write_cache)
             .with_flush(FlushBehavior::BROADCAST_SUPPORTED);

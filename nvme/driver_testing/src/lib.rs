@@ -52,8 +52,8 @@ pub use control::{EmulatorControl, MemoryFile};
 pub use counters::EmulatorCounters;
 pub use fault::{FAULT_RULES_MAX, Fault, FaultId, FaultMatch, FaultRule, Queues};
 pub use options::{
-    ControllerMemoryOptions, EmulatedCopy, EmulatedNamespace, EmulatedOptions, SglRules,
-    ShadowDoorbells,
+    ControllerMemoryOptions, CopyAcross, EmulatedCopy, EmulatedNamespace, EmulatedOptions,
+    SglRules, ShadowDoorbells,
 };
 
 pub use space::EmulatedSpace;

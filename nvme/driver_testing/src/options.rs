@@ -45,8 +45,20 @@ pub struct ControllerMemoryOptions {
     pub holds_data: bool,
 }
 
-/// Support for Copy within a namespace (NVM 1.1 §3.3.2), descriptor format 0. The limits are reported as
-/// they are (NVM 1.1 §4.1.5.1), so that they may be invalid.
+/// Support for Copy (NVM 1.1 §3.3.2) from other namespaces, descriptor format 2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CopyAcross {
+    /// The format is not supported.
+    #[default]
+    Unsupported,
+    /// It is, once the host enables it (Base 2.1 §5.1.25.1.14, CDFE).
+    Supported,
+    /// It is reported, but Host Behavior Support is refused.
+    NotEnabled,
+}
+
+/// Support for Copy (NVM 1.1 §3.3.2), descriptor format 0, and format 2 if chosen. The limits are reported
+/// as they are (NVM 1.1 §4.1.5.1), so that they may be invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmulatedCopy {
     /// Blocks of a source range (MSSRL).
@@ -59,6 +71,8 @@ pub struct EmulatedCopy {
     pub single_atomicity: bool,
     /// The source range at which each Copy fails, after it has copied the ranges before it.
     pub failing_range: Option<u8>,
+    /// Support for source ranges of other namespaces.
+    pub across: CopyAcross,
 }
 
 /// One namespace of an emulated drive.

@@ -3,8 +3,8 @@
 //! A copy reads pieces of its range into leases of the arena and writes them to the same place of the
 //! destination, a few at a time, and ends with a flush of the destination. The devices move the data
 //! into and out of the leases; the copier accesses none of it. If one of them has memory of its own that
-//! the other one reaches, the data may stay there, and no lease of the arena is used. A copy is not a
-//! snapshot: a piece has what the source has when it is read.
+//! the other one reaches, the data may stay there, and no lease of the arena is used. Devices of one drive
+//! may copy pieces by themselves. A copy is not a snapshot: a piece has what the source has when it is read.
 //!
 //! Requests of others come first: while one waits for memory of the size of a piece, a copy has one
 //! piece in flight. Every request has a deadline. After the first failure, only pieces before the
@@ -45,6 +45,12 @@ const MESSAGES_PER_POLL_MAX: usize = 4;
 /// Bits of a tag that number the piece; those above are the number of the copy.
 const PIECE_BITS: u32 = 8;
 
+/// Maximum number of source ranges of a piece that a device copies by itself.
+pub const COPY_PIECE_SOURCES_MAX: u32 = 64;
+
+/// Failures of a device's own copies after which a copy no longer uses them.
+pub const OWN_COPY_FAILURES_MAX: u32 = 4;
+
 const _: () = assert!(COPY_PIECES_MAX <= 1 << PIECE_BITS);
 const _: () = assert!(u32::BITS + PIECE_BITS <= crate::set::CLIENT_TAG_BITS);
 
@@ -66,6 +72,8 @@ pub struct CopyPlan {
     /// Move data through memory of one of the devices that the other one reaches, while there is any
     /// ([`DeviceSet::take_device_memory`]).
     pub in_device: bool,
+    /// Let the devices copy by themselves what they can ([`DeviceSet::copy_limits_between`]).
+    pub by_device: bool,
 }
 
 /// Which request of a copy failed.
@@ -75,6 +83,8 @@ pub enum CopyStep {
     Read,
     /// A write to the destination.
     Write,
+    /// A copy that the devices execute by themselves.
+    Copy,
     /// The flush of the destination at the end.
     Flush,
 }
@@ -139,6 +149,8 @@ pub enum CopyEnd {
 pub struct CopyProgress {
     written_blocks: AtomicU64,
     in_device_blocks: AtomicU64,
+    by_device_blocks: AtomicU64,
+    own_copy_failures: AtomicU64,
     memory_waits: AtomicU64,
     /// The result, and how long it took.
     end: OnceLock<(CopyEnd, Nanos)>,
@@ -155,6 +167,18 @@ impl CopyProgress {
     #[must_use]
     pub fn in_device_blocks(&self) -> u64 {
         self.in_device_blocks.load(Ordering::Relaxed)
+    }
+
+    /// Number of written blocks that the devices have copied by themselves.
+    #[must_use]
+    pub fn by_device_blocks(&self) -> u64 {
+        self.by_device_blocks.load(Ordering::Relaxed)
+    }
+
+    /// Number of copies by the devices themselves that failed. Their ranges are copied by the next way.
+    #[must_use]
+    pub fn own_copy_failures(&self) -> u64 {
+        self.own_copy_failures.load(Ordering::Relaxed)
     }
 
     /// Number of times that it left memory to requests of others.
@@ -180,6 +204,15 @@ impl CopyProgress {
             self.in_device_blocks.fetch_add(blocks, Ordering::Relaxed);
         }
         self.written_blocks.fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    fn add_copied_by_device(&self, blocks: u64) {
+        self.by_device_blocks.fetch_add(blocks, Ordering::Relaxed);
+        self.add_written(blocks, false);
+    }
+
+    fn count_own_copy_failure(&self) {
+        self.own_copy_failures.fetch_add(1, Ordering::Relaxed);
     }
 
     fn count_memory_wait(&self) {

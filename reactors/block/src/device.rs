@@ -20,7 +20,7 @@ use std::sync::Arc;
 use hugemem::{Borrow, DeviceLease, DeviceMemory, Pool};
 use reactors::Nanos;
 
-use crate::copying::{CopyLimits, CopySource};
+use crate::copying::{CopyLimits, CopyOrigin, CopySource};
 use crate::error::{DeviceError, OpenError, ReopenError};
 use crate::health::{ErrorRecord, Health};
 use crate::request::{CompletionBatch, Refusal, Request};
@@ -214,6 +214,11 @@ pub trait Device: Send + Sync {
             .is_some_and(|own| Arc::ptr_eq(&own, memory))
     }
 
+    /// This device as the source of copies that another device of its drive executes; `None` if none can.
+    fn copy_origin(&self) -> Option<CopyOrigin> {
+        None
+    }
+
     /// Opens a queue for the calling thread, which alone uses it.
     ///
     /// # Errors
@@ -340,6 +345,28 @@ pub trait DeviceQueue {
         list_at: usize,
     ) -> Result<(), Refusal> {
         let _ = (sources, list_at);
+        Err(Refusal::Never(request, DeviceError::Unsupported))
+    }
+
+    /// This device as the source of copies that another device of its drive executes, and as their
+    /// destination; `None` if none can now.
+    fn copy_origin(&self) -> Option<CopyOrigin> {
+        None
+    }
+
+    /// Takes a write whose data is what `sources` of another device have, or returns it. The sources are
+    /// within [`CopyOrigin::limits_to`]. The lease is that of [`submit_copy`](Self::submit_copy), and the
+    /// list is at its beginning. After an error, any of the blocks may be written.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    fn submit_copy_from(
+        &mut self,
+        request: Request,
+        origin: &CopyOrigin,
+        sources: &[CopySource],
+    ) -> Result<(), Refusal> {
+        let _ = (origin, sources);
         Err(Refusal::Never(request, DeviceError::Unsupported))
     }
 

@@ -27,11 +27,13 @@ mod shape;
 mod shared_queues;
 
 pub use copier::{
-    COPIES_MAX, COPY_MEMORY_TIME_MAX, COPY_PIECE_BYTES, COPY_PIECES_MAX, COPY_REQUEST_TIME_MAX,
-    Copier, CopyEnd, CopyError, CopyFailure, CopyMessage, CopyPlan, CopyProgress, CopyStart,
-    CopyStep, CopyStop,
+    COPIES_MAX, COPY_MEMORY_TIME_MAX, COPY_PIECE_BYTES, COPY_PIECE_SOURCES_MAX, COPY_PIECES_MAX,
+    COPY_REQUEST_TIME_MAX, Copier, CopyEnd, CopyError, CopyFailure, CopyMessage, CopyPlan,
+    CopyProgress, CopyStart, CopyStep, CopyStop, OWN_COPY_FAILURES_MAX,
 };
-pub use copying::{COPY_SOURCE_BYTES, CopyLimits, CopySource, check_copy};
+pub use copying::{
+    COPY_SOURCE_BYTES, CopyLimits, CopyOrigin, CopySource, check_copy, check_copy_from,
+};
 pub use device::{
     ABANDONED_MAX, AtomicWrites, BLOCK_SIZES, DataPath, Deallocate, Device, DeviceIdentity,
     DeviceQueue, Drain, GIVEN_UP_MAX, Geometry, QUEUE_DEPTH_MAX, QueueOptions,

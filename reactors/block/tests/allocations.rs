@@ -152,6 +152,7 @@ fn copy_does_not_allocate() {
             // Many requests.
             max_transfer_blocks: 1,
             in_device: false,
+            by_device: false,
         },
         progress: Arc::clone(&progress),
     };

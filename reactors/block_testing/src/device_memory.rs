@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::{
-    COPY_SOURCE_BYTES, CompletionBatch, CopyLimits, CopySource, DataPath, Device, DeviceError,
-    DeviceIdentity, DeviceQueue, Drain, ErrorRecord, Geometry, Health, OpenError, Operation,
-    QueueOptions, Refusal, Request,
+    COPY_SOURCE_BYTES, CompletionBatch, CopyLimits, CopyOrigin, CopySource, DataPath, Device,
+    DeviceError, DeviceIdentity, DeviceQueue, Drain, ErrorRecord, Geometry, Health, OpenError,
+    Operation, QueueOptions, Refusal, Request,
 };
 use hugemem::{
     Arena, Borrow, Data, DeviceLease, DeviceMemory, DmaBuf, Export, Lease, PagePolicy, Pool,
@@ -118,6 +118,10 @@ pub struct MemoryUserControl {
     pub refuses_all: AtomicBool,
     /// Copies that it has executed by itself.
     pub copies: AtomicU64,
+    /// Whether copies from another device are refused as [`DeviceError::Unsupported`].
+    pub refuses_copies: AtomicBool,
+    /// Whether the device can be the source or the destination of no copy now.
+    pub is_no_origin: AtomicBool,
     /// Copies by itself that are refused for now.
     pub copies_refused: AtomicU64,
     /// Sources of a copy that are copied; the request then completes as the device below says.
@@ -133,6 +137,9 @@ pub struct MemoryUser {
     data_path: DataPath,
     control: Arc<MemoryUserControl>,
     copies: Option<OwnCopies>,
+    origin: Option<CopyOrigin>,
+    /// The medium of the device that it copies from.
+    source: Option<Arc<dyn Device>>,
 }
 
 /// How a [`MemoryUser`] copies by itself.
@@ -149,6 +156,21 @@ impl MemoryUser {
     #[must_use]
     pub fn copying(mut self, medium: Arc<dyn Device>, limits: CopyLimits) -> Self {
         self.copies = Some(OwnCopies { medium, limits });
+        self
+    }
+
+    /// Makes it a device of a drive that copies by itself between its devices.
+    #[must_use]
+    pub fn of_drive(mut self, origin: CopyOrigin) -> Self {
+        self.origin = Some(origin);
+        self
+    }
+
+    /// Makes it execute copies from another device of its drive, as [`copying`](Self::copying) does within
+    /// itself. `source` is the medium of that device.
+    #[must_use]
+    pub fn copying_from(mut self, source: Arc<dyn Device>) -> Self {
+        self.source = Some(source);
         self
     }
 
@@ -173,6 +195,8 @@ impl MemoryUser {
             data_path,
             control: Arc::new(control),
             copies: None,
+            origin: None,
+            source: None,
         }
     }
 
@@ -213,8 +237,12 @@ impl Device for MemoryUser {
             let medium = it.medium.open_queue(options.clone());
             medium.map(|medium| (medium, it.limits))
         });
+        let source = self.source.as_ref();
+        let source = source.map(|source| source.open_queue(options.clone()));
         Ok(Box::new(MemoryUserQueue {
             copies: copies.transpose()?,
+            origin: self.origin,
+            source: source.transpose()?,
             inner: self.inner.open_queue(options)?,
             memory: Arc::clone(&self.memory),
             pool: self.arena.pool(0),
@@ -228,6 +256,8 @@ impl Device for MemoryUser {
 
 struct MemoryUserQueue {
     copies: Option<(Box<dyn DeviceQueue>, CopyLimits)>,
+    origin: Option<CopyOrigin>,
+    source: Option<Box<dyn DeviceQueue>>,
     inner: Box<dyn DeviceQueue>,
     memory: Arc<TestMemory>,
     pool: Pool,
@@ -261,6 +291,68 @@ impl MemoryUserQueue {
         let place = tag.checked_sub(OWN_TAGS).map(|it| it as usize);
         let request = place.and_then(|it| in_memory[it].as_ref());
         request.map_or(tag, |it| it.tag)
+    }
+}
+
+impl MemoryUserQueue {
+    /// Executes a copy by itself, from its own medium or that of the other device.
+    fn copy(
+        &mut self,
+        mut request: Request,
+        (sources, list_at): (&[CopySource], usize),
+        limits: CopyLimits,
+    ) -> Result<(), Refusal> {
+        let control = Arc::clone(&self.control);
+        let Some((medium, _)) = &mut self.copies else {
+            return Err(Refusal::Never(request, DeviceError::Unsupported));
+        };
+        let blocks: u32 = sources.iter().map(|it| it.blocks).sum();
+        assert_eq!(blocks, request.blocks, "the sources fill the range");
+        assert!(blocks <= limits.blocks_max && sources.len() <= limits.sources_max as usize);
+        let list = request.data.as_mut().expect("room for the list");
+        for (at, source) in sources.iter().enumerate() {
+            assert!((1..=limits.source_blocks_max).contains(&source.blocks));
+            list[list_at + at * COPY_SOURCE_BYTES..][..COPY_SOURCE_BYTES].fill(0xcc);
+        }
+        let refused = &control.copies_refused;
+        if refused.load(Ordering::Relaxed) > 0 {
+            refused.fetch_sub(1, Ordering::Relaxed);
+            return Err(Refusal::Later(request));
+        }
+        let copied = control.copied_sources_max.load(Ordering::Relaxed) as usize;
+        let mut to = request.lba;
+        for source in sources.iter().take(copied) {
+            let bytes = source.blocks as usize * self.block_bytes;
+            let data = self.pool.take(bytes).expect("memory of the test");
+            let step = (Operation::Read, source.lba, source.blocks);
+            let data = match &mut self.source {
+                Some(other) => run_at_once(&mut **other, step, data),
+                None => run_at_once(&mut **medium, step, data),
+            };
+            run_at_once(&mut **medium, (request.operation, to, source.blocks), data);
+            to += u64::from(source.blocks);
+        }
+        let place = self.place();
+        let flush = Request {
+            tag: OWN_TAGS + place as u64,
+            operation: Operation::Flush,
+            lba: 0,
+            blocks: 0,
+            data: None,
+        };
+        if let Err(refusal) = self.inner.submit(flush) {
+            return Err(match refusal {
+                Refusal::Later(_) => Refusal::Later(request),
+                Refusal::Never(_, error) => Refusal::Never(request, error),
+            });
+        }
+        control.copies.fetch_add(1, Ordering::Relaxed);
+        self.in_memory[place] = Some(InMemory {
+            tag: request.tag,
+            into: None,
+            list: request.data.take(),
+        });
+        Ok(())
     }
 }
 
@@ -404,61 +496,38 @@ impl DeviceQueue for MemoryUserQueue {
 
     fn submit_copy(
         &mut self,
-        mut request: Request,
+        request: Request,
         sources: &[CopySource],
         list_at: usize,
     ) -> Result<(), Refusal> {
-        let control = Arc::clone(&self.control);
-        let Some((medium, limits)) = &mut self.copies else {
+        let Some((_, limits)) = self.copies else {
             return Err(Refusal::Never(request, DeviceError::Unsupported));
         };
-        let blocks: u32 = sources.iter().map(|it| it.blocks).sum();
-        assert_eq!(blocks, request.blocks, "the sources fill the range");
-        assert!(blocks <= limits.blocks_max && sources.len() <= limits.sources_max as usize);
-        let list = request.data.as_mut().expect("room for the list");
-        for (at, source) in sources.iter().enumerate() {
-            assert!((1..=limits.source_blocks_max).contains(&source.blocks));
+        for source in sources {
             let end = source.lba + u64::from(source.blocks);
-            let behind = request.lba + u64::from(blocks);
+            let behind = request.lba + u64::from(request.blocks);
             assert!(source.lba >= behind || end <= request.lba, "an overlap");
-            list[list_at + at * COPY_SOURCE_BYTES..][..COPY_SOURCE_BYTES].fill(0xcc);
         }
-        let refused = &control.copies_refused;
-        if refused.load(Ordering::Relaxed) > 0 {
-            refused.fetch_sub(1, Ordering::Relaxed);
-            return Err(Refusal::Later(request));
+        self.copy(request, (sources, list_at), limits)
+    }
+
+    fn copy_origin(&self) -> Option<CopyOrigin> {
+        let is_missing = self.control.is_no_origin.load(Ordering::Relaxed);
+        self.origin.filter(|_| !is_missing)
+    }
+
+    fn submit_copy_from(
+        &mut self,
+        request: Request,
+        origin: &CopyOrigin,
+        sources: &[CopySource],
+    ) -> Result<(), Refusal> {
+        let own = self.origin.expect("it is of a drive");
+        let limits = origin.limits_to(&own).expect("of the same drive");
+        if self.control.refuses_copies.load(Ordering::Relaxed) {
+            return Err(Refusal::Never(request, DeviceError::Unsupported));
         }
-        let copied = control.copied_sources_max.load(Ordering::Relaxed) as usize;
-        let mut to = request.lba;
-        for source in sources.iter().take(copied) {
-            let bytes = source.blocks as usize * self.block_bytes;
-            let data = self.pool.take(bytes).expect("memory of the test");
-            let step = (Operation::Read, source.lba, source.blocks);
-            let data = run_at_once(&mut **medium, step, data);
-            run_at_once(&mut **medium, (request.operation, to, source.blocks), data);
-            to += u64::from(source.blocks);
-        }
-        let place = self.place();
-        let flush = Request {
-            tag: OWN_TAGS + place as u64,
-            operation: Operation::Flush,
-            lba: 0,
-            blocks: 0,
-            data: None,
-        };
-        if let Err(refusal) = self.inner.submit(flush) {
-            return Err(match refusal {
-                Refusal::Later(_) => Refusal::Later(request),
-                Refusal::Never(_, error) => Refusal::Never(request, error),
-            });
-        }
-        control.copies.fetch_add(1, Ordering::Relaxed);
-        self.in_memory[place] = Some(InMemory {
-            tag: request.tag,
-            into: None,
-            list: request.data.take(),
-        });
-        Ok(())
+        self.copy(request, (sources, 0), limits)
     }
 
     fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {

@@ -39,6 +39,10 @@ pub(crate) struct CopyStatus {
     pub(crate) written_bytes: u64,
     /// Bytes of these whose data was in the memory of the drive, and not in that of this machine.
     pub(crate) drive_memory_bytes: u64,
+    /// Bytes of these that the drive of both devices has copied by itself.
+    pub(crate) drive_bytes: u64,
+    /// Copies by the drive itself that failed; their data took another way.
+    pub(crate) drive_failures: u64,
     /// When it began, milliseconds since 1970.
     pub(crate) began_unix_ms: u64,
     /// How long it ran, or has run so far.
@@ -77,6 +81,8 @@ impl CopyStatus {
             bytes: copy.bytes,
             written_bytes: copy.written_bytes,
             drive_memory_bytes: copy.drive_memory_bytes,
+            drive_bytes: copy.drive_bytes,
+            drive_failures: copy.drive_failures,
             began_unix_ms: copy.began_unix_ms,
             took_ms: u64::try_from(copy.took.as_millis()).unwrap_or(u64::MAX),
             memory_waits: copy.memory_waits,
@@ -124,6 +130,9 @@ pub(crate) struct CopyRequest {
     /// through the memory of this machine.
     #[serde(default)]
     pub(crate) drive_memory: bool,
+    /// Let the drive of both devices copy by itself what it can.
+    #[serde(default)]
+    pub(crate) by_drive: bool,
 }
 
 /// What `POST /api/v1/copies/start` answers: the copy has begun.

@@ -210,8 +210,28 @@ fn copy_limits_are_those_of_the_namespace() {
     }
     let most = limits_with(copies, format_0, false, &|page| page.msrc_z = u8::MAX);
     assert_eq!(most.map(|it| it.sources_max), Some(256));
+    let across = |oncs, cdfs, is_atomic, change: &dyn Fn(&mut IdentifyNamespace)| {
+        let limits = limits_of(|page, _| (page.oncs, page.cdfs) = (oncs, cdfs));
+        let mut page = page(512, 1000);
+        (page.mssrl, page.mcl, page.msrc_z) = (U16::new(128), U32::new(256), 3);
+        page.nsfeat = Nsfeat::new().with_nsabp(is_atomic);
+        change(&mut page);
+        Namespace::new(1, &page, &limits, true).copy_across
+    };
+    let format_2 = Cdfs::new().with_format_2(true);
+    assert_eq!(across(Oncs::new(), format_2, false, none), None);
+    assert_eq!(across(copies, format_0, false, none), None);
+    // What is written in pieces needs no atomicity beyond blocks.
+    assert_eq!(across(copies, format_2, true, none), Some(all));
+    for change in zero {
+        assert_eq!(across(copies, format_2, false, change), None);
+    }
     let with = |oncs| limits_of(|page, _| (page.oncs, page.cdfs) = (oncs, format_0));
     assert!(with(Oncs::new()).can_run_on(&with(copies)));
     assert!(!with(copies).can_run_on(&with(Oncs::new())));
     assert!(!with(whole).can_run_on(&with(copies)));
+    let without = with(Oncs::new());
+    let with_format_2 = limits_of(|page, _| (page.oncs, page.cdfs) = (copies, format_2));
+    assert!(with_format_2.copy_across && without.can_run_on(&with_format_2));
+    assert!(!with_format_2.can_run_on(&without));
 }

@@ -1,4 +1,5 @@
-//! Copies that the drive executes by itself (NVM 1.1 §3.3.2), descriptor format 0: within a namespace.
+//! Copies that the drive executes by itself (NVM 1.1 §3.3.2): within a namespace, descriptor format 0, and
+//! from another one, format 2.
 
 use block::{COPY_SOURCE_BYTES, CopySource, Operation, Refusal, Request};
 use hugemem::Lease;
@@ -12,7 +13,7 @@ const _: () = assert!(size_of::<CopyRange>() == COPY_SOURCE_BYTES);
 
 impl Pair {
     /// Submits a copy that is valid for its namespace, or returns it. Its list of source ranges is written
-    /// into its lease, from the byte `list_at` on.
+    /// into its lease, from the byte `list_at` on. They are of the namespace `snsid`, if there is one.
     #[cold]
     pub(crate) fn submit_copy(
         &mut self,
@@ -20,6 +21,7 @@ impl Pair {
         namespace_limits: &NamespaceLimits,
         mut request: Request,
         (sources, list_at): (&[CopySource], usize),
+        snsid: Option<u32>,
     ) -> Result<(), Refusal> {
         if self.gate != Gate::Open {
             return Err(self.refuse(request));
@@ -32,7 +34,11 @@ impl Pair {
         };
         let list = &mut lease[list_at..];
         for (entry, source) in list.chunks_exact_mut(COPY_SOURCE_BYTES).zip(sources) {
-            let range = CopyRange::new(source.lba, zero_based(source.blocks));
+            let nlb_z = zero_based(source.blocks);
+            let range = match snsid {
+                None => CopyRange::new(source.lba, nlb_z),
+                Some(snsid) => CopyRange::of_namespace(snsid, source.lba, nlb_z),
+            };
             entry.copy_from_slice(range.as_bytes());
         }
         if self.tail == self.rung {
@@ -40,7 +46,11 @@ impl Pair {
         }
         // At most as many as the drive takes, 256.
         let count_z = (sources.len() - 1) as u8;
-        let sqe = Sqe::copy_ranges(namespace_limits.nsid, request.lba, count_z);
+        let (nsid, lba) = (namespace_limits.nsid, request.lba);
+        let sqe = match snsid {
+            None => Sqe::copy_ranges(nsid, lba, count_z),
+            Some(_) => Sqe::copy_from_namespaces(nsid, lba, count_z),
+        };
         let mut command = sqe.copy();
         command.control.set_fua(fua);
         let data = request.data.map(Lease::into_dma);

@@ -4,7 +4,9 @@ use nvme_spec::command::{
     AdminOpcode, Cns, CommandSet, CreateCqControl, CreateIoCq, CreateIoSq, CreateSqControl,
     FeatureId, FeatureSelect,
 };
-use nvme_spec::features::{AsyncEventConfiguration, NumberOfQueues, VolatileWriteCache};
+use nvme_spec::features::{
+    AsyncEventConfiguration, CopyFormatsEnabled, HostBehavior, NumberOfQueues, VolatileWriteCache,
+};
 use nvme_spec::identify::NamespaceList;
 use nvme_spec::registers::Version;
 use nvme_spec::{Cqe, Sqe, Status, U16};
@@ -52,6 +54,7 @@ impl Startup {
                 let feature = FeatureId::NUMBER_OF_QUEUES;
                 (Sqe::set_feature(feature, 0, count.into_bits()), None)
             }
+            Command::HostBehavior => (self.enable_copies_across(), None),
             Command::WriteCache => {
                 let feature = FeatureId::VOLATILE_WRITE_CACHE;
                 (
@@ -84,6 +87,19 @@ impl Startup {
             .with_backup_failed(true)
             .with_namespace_attribute(notices.namespace_attribute());
         Sqe::set_feature(FeatureId::ASYNC_EVENT_CONFIGURATION, 0, wanted.into_bits())
+    }
+
+    /// Enables Copy with source ranges of other namespaces (Base 2.1 §5.1.25.1.14, CDFE). All other
+    /// behaviours stay those of a host that does not support the feature.
+    fn enable_copies_across(&mut self) -> Sqe {
+        let mut behavior = HostBehavior::default();
+        behavior.cdfe = CopyFormatsEnabled::new().with_format_2(true);
+        let words: [u64; size_of::<HostBehavior>() / 8] = transmute!(behavior);
+        let admin = self.admin();
+        admin.memory().write(AdminPage::Behavior, &words);
+        let page = admin.memory().page_offset(AdminPage::Behavior);
+        let address = admin.dma_base() + page as u64;
+        Sqe::set_feature(FeatureId::HOST_BEHAVIOR, 0, 0).with_prp(address, 0)
     }
 
     fn configure_shadow(&mut self) -> Sqe {
@@ -160,11 +176,16 @@ impl Startup {
             Command::Queues => {
                 required()?;
                 self.check_queues(NumberOfQueues::from_bits(cqe.dw0.get()))?;
-                if self.limits().write_cache {
-                    Command::WriteCache
-                } else {
-                    Command::List
+                match self.limits().copy_across {
+                    true => Command::HostBehavior,
+                    false => self.after_behavior(),
                 }
+            }
+            Command::HostBehavior => {
+                if let Some(limits) = &mut self.found.limits {
+                    limits.copy_across &= status.is_success();
+                }
+                self.after_behavior()
             }
             Command::WriteCache => {
                 // If the setting cannot be read, assume that the cache is on.
@@ -207,6 +228,13 @@ impl Startup {
             }
         };
         Ok(Some(next))
+    }
+
+    fn after_behavior(&self) -> Command {
+        match self.limits().write_cache {
+            true => Command::WriteCache,
+            false => Command::List,
+        }
     }
 
     fn check_queues(&self, granted: NumberOfQueues) -> Result<(), DriveError> {

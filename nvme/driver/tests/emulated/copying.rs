@@ -6,7 +6,8 @@ use block::{
 };
 use hugemem::Data;
 use nvme_driver_testing::{
-    EmulatedCopy, EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule, When,
+    CopyAcross, EmulatedCopy, EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule,
+    When,
 };
 use nvme_spec::Status;
 use nvme_spec::command::IoOpcode;
@@ -22,6 +23,7 @@ const COPY: EmulatedCopy = EmulatedCopy {
     ranges_max_z: 3,
     single_atomicity: false,
     failing_range: None,
+    across: CopyAcross::Unsupported,
 };
 
 fn emulated(copy: Option<EmulatedCopy>) -> EmulatedOptions {

@@ -2,6 +2,7 @@
 
 mod conformance;
 mod copying;
+mod copying_across;
 mod faults;
 mod in_device;
 mod neighbours;

@@ -1,5 +1,8 @@
 //! One copy: its pieces, and the transitions of its state.
 
+mod by_device;
+
+use arrayvec::ArrayVec;
 use std::sync::Arc;
 
 use hugemem::{Data, DeviceLease, Lease};
@@ -28,8 +31,8 @@ enum Phase {
     Copying,
     /// The destination is flushed. Woken by the completion of the flush.
     Flushing,
-    /// No request is begun, except for the write of a piece before a failed one. Woken by the
-    /// completions of the requests in flight; those that remain at `abandon_at` are ended by force.
+    /// No request is begun, except for those of pieces before a failed one. Woken by the completions
+    /// of the requests in flight; those that remain at `abandon_at` are ended by force.
     Stopping { cause: CopyStop, abandon_at: Nanos },
     /// The result is reported, and no request is in flight.
     Ended,
@@ -45,8 +48,16 @@ struct InFlight {
     since: Nanos,
     /// Set if the device did not take it at once.
     waiting: Option<WaitingId>,
-    /// For data in the device: when it is submitted again, because the device did not take it.
+    /// For data in the device and its own copies: when it is submitted again, because the device did not
+    /// take it.
     deferred_until: Option<Nanos>,
+}
+
+/// Blocks from the beginning of the range of the copy.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    block: u64,
+    blocks: u64,
 }
 
 pub(super) struct Job {
@@ -59,6 +70,13 @@ pub(super) struct Job {
     pieces: [Option<InFlight>; COPY_PIECES_MAX],
     /// The memory of pieces whose data is in the device.
     device_leases: [Option<DeviceLease>; COPY_PIECES_MAX],
+    /// The lists of sources of the devices' own copies that they have not taken yet.
+    lists: [Option<Lease>; COPY_PIECES_MAX],
+    /// Ranges that the devices have not copied by themselves, and that are copied by the next way, in the
+    /// order of their blocks. No copy by the devices begins meanwhile, so that there is room.
+    again: ArrayVec<Range, COPY_PIECES_MAX>,
+    /// Failures of copies by the devices.
+    own_copy_failures: u32,
     /// First block that no piece has had, from the beginning of the range.
     next: u64,
     /// The lowest block that was in a piece and is not going to be written, from the beginning of
@@ -85,6 +103,9 @@ impl Job {
             phase: Phase::Copying,
             pieces: [None; COPY_PIECES_MAX],
             device_leases: [const { None }; COPY_PIECES_MAX],
+            lists: [const { None }; COPY_PIECES_MAX],
+            again: ArrayVec::new(),
+            own_copy_failures: 0,
             next: 0,
             lost: None,
             without_memory: None,
@@ -108,43 +129,79 @@ impl Job {
         self.check_deadlines(access);
         self.submit_deferred(access);
         match self.phase {
-            Phase::Copying => self.begin_pieces(access),
-            Phase::Flushing | Phase::Stopping { .. } | Phase::Ended => 0,
+            Phase::Copying | Phase::Stopping { .. } => self.begin_pieces(access),
+            Phase::Flushing | Phase::Ended => 0,
         }
     }
 
     fn begin_pieces(&mut self, access: &Access<'_>) -> usize {
         let mut begun = 0;
         for index in 0..COPY_PIECES_MAX {
-            if self.phase != Phase::Copying || self.next == self.plan.blocks {
-                break;
-            }
             if self.pieces[index].is_some() {
                 continue;
             }
-            let left = self.plan.blocks - self.next;
-            let blocks = u64::from(self.piece_blocks).min(left) as u32;
-            let (blocks, data) = match self.take_device_memory(access) {
-                Some((lease, most)) => {
-                    self.device_leases[index] = Some(lease);
-                    (blocks.min(most), None)
-                }
-                None => match self.take_memory(blocks, access) {
-                    Some(lease) => (blocks, Some(lease)),
-                    None => break,
-                },
+            let Some(range) = self.next_range() else {
+                break;
             };
-            let block = self.next;
-            self.next += u64::from(blocks);
-            self.submit(index, CopyStep::Read, (block, blocks), data, access);
+            if !self.begin_piece(index, range, access) {
+                break;
+            }
             begun += 1;
         }
-        if self.phase == Phase::Copying && self.next == self.plan.blocks && self.is_idle() {
+        if self.phase == Phase::Copying && !self.has_more() && self.is_idle() {
             self.phase = Phase::Flushing;
             self.submit(0, CopyStep::Flush, (0, 0), None, access);
             begun += 1;
         }
         begun
+    }
+
+    /// What is to be begun next.
+    fn next_range(&self) -> Option<Range> {
+        let left = self.plan.blocks - self.next;
+        let rest = (self.phase == Phase::Copying && left > 0).then_some(Range {
+            block: self.next,
+            blocks: left,
+        });
+        self.again.first().copied().or(rest)
+    }
+
+    /// Takes the first blocks of the range that is to be begun next.
+    fn take_blocks(&mut self, blocks: u32) {
+        let blocks = u64::from(blocks);
+        let Some(again) = self.again.first_mut() else {
+            self.next += blocks;
+            return;
+        };
+        again.block += blocks;
+        again.blocks -= blocks;
+        if again.blocks == 0 {
+            self.again.remove(0);
+        }
+    }
+
+    /// Begins a piece at the beginning of the range. Returns false if there is no memory for it.
+    fn begin_piece(&mut self, index: usize, range: Range, access: &Access<'_>) -> bool {
+        if let Some(blocks) = self.blocks_by_device(range, access) {
+            return self.begin_by_device(index, (range.block, blocks), access);
+        }
+        let blocks = u64::from(self.piece_blocks).min(range.blocks) as u32;
+        let (blocks, data) = match self.take_device_memory(access) {
+            Some((lease, most)) => {
+                self.device_leases[index] = Some(lease);
+                (blocks.min(most), None)
+            }
+            None => {
+                let bytes = blocks as usize * self.plan.block_bytes as usize;
+                let Some(lease) = self.take_memory((range.block, blocks), bytes, access) else {
+                    return false;
+                };
+                (blocks, Some(lease))
+            }
+        };
+        self.take_blocks(blocks);
+        self.submit(index, CopyStep::Read, (range.block, blocks), data, access);
+        true
     }
 
     /// Memory of one of the devices for a piece, if the copy uses it and a slice is free.
@@ -166,21 +223,33 @@ impl Job {
             };
             if self.wants(piece.block) {
                 let range = (piece.block, piece.blocks);
-                self.submit(index, piece.step, range, None, access);
+                match self.lists[index].take() {
+                    Some(list) => self.submit_by_device(index, range, list, access),
+                    None => self.submit(index, piece.step, range, None, access),
+                }
                 if let Some(again) = &mut self.pieces[index] {
                     again.since = piece.since;
                 }
             } else {
-                self.device_leases[index] = None;
+                self.drop_memory(index);
                 self.lose(piece.block);
                 self.end_if_stopped(access);
             }
         }
     }
 
+    fn drop_memory(&mut self, index: usize) {
+        self.device_leases[index] = None;
+        self.lists[index] = None;
+    }
+
     /// Memory for a piece. Fails the copy if there has been none for too long.
-    fn take_memory(&mut self, blocks: u32, access: &Access<'_>) -> Option<Lease> {
-        let bytes = blocks as usize * self.plan.block_bytes as usize;
+    fn take_memory(
+        &mut self,
+        (block, blocks): (u64, u32),
+        bytes: usize,
+        access: &Access<'_>,
+    ) -> Option<Lease> {
         let is_idle = self.is_idle();
         // What others wait for is left to them, unless the copy would stand still.
         let may_take = is_idle || !access.pool.is_waited_for(bytes);
@@ -196,7 +265,7 @@ impl Job {
         };
         self.without_memory = Some((since, access.now));
         if access.now >= since + COPY_MEMORY_TIME_MAX {
-            let failure = self.failure(CopyStep::Read, self.next, blocks, CopyError::NoMemory);
+            let failure = self.failure(CopyStep::Read, block, blocks, CopyError::NoMemory);
             self.stop(CopyStop::Failed(failure), access);
         }
         None
@@ -212,14 +281,16 @@ impl Job {
     ) {
         let (place, operation) = match step {
             CopyStep::Read => (self.plan.source, Operation::Read),
-            CopyStep::Write => (self.plan.destination, Operation::Write { fua: false }),
+            CopyStep::Write | CopyStep::Copy => {
+                (self.plan.destination, Operation::Write { fua: false })
+            }
             CopyStep::Flush => (self.plan.destination, Operation::Flush),
         };
         let request = Request {
             tag: self.tag(index),
             operation,
             lba: match step {
-                CopyStep::Read | CopyStep::Write => self.plan.first_block + block,
+                CopyStep::Read | CopyStep::Write | CopyStep::Copy => self.plan.first_block + block,
                 CopyStep::Flush => 0,
             },
             blocks,
@@ -275,6 +346,10 @@ impl Job {
             .as_ref()
             .map(DeviceLease::is_valid);
         match (completion.result, done.step, completion.data) {
+            (Err(error), CopyStep::Copy, _) => self.failed_by_device(&done, error, access),
+            (Ok(()), CopyStep::Copy, _) => {
+                self.progress.add_copied_by_device(u64::from(done.blocks));
+            }
             (Err(error), ..) => {
                 let error = match (in_device, error) {
                     // Its own state explains it.
@@ -345,7 +420,7 @@ impl Job {
 
     fn failure(&self, step: CopyStep, block: u64, blocks: u32, error: CopyError) -> CopyFailure {
         let (block, blocks) = match step {
-            CopyStep::Read | CopyStep::Write => (block, u64::from(blocks)),
+            CopyStep::Read | CopyStep::Write | CopyStep::Copy => (block, u64::from(blocks)),
             CopyStep::Flush => (0, self.plan.blocks),
         };
         CopyFailure {
@@ -398,6 +473,7 @@ impl Job {
             // The first cause is kept.
             (Phase::Stopping { .. } | Phase::Ended, _) => {}
         }
+        self.lose_unwanted();
         let is_overdue =
             matches!(cause, CopyStop::Failed(failure) if failure.error == CopyError::Overdue);
         match cause {
@@ -416,7 +492,7 @@ impl Job {
                 && self.is_cancelled(&piece, index, access)
             {
                 self.pieces[index] = None;
-                self.device_leases[index] = None;
+                self.drop_memory(index);
                 self.lose(piece.block);
             }
         }
@@ -450,6 +526,7 @@ impl Job {
                     cause,
                     abandon_at: access.now + ABANDON_INTERVAL,
                 };
+                self.lose_again();
                 self.give_up(access);
                 access.set.abandon(access.client, &mut self.is_own());
                 self.end_if_stopped(access);
@@ -466,11 +543,13 @@ impl Job {
         for index in 0..COPY_PIECES_MAX {
             let is_there = |piece: &mut InFlight| match piece.step {
                 CopyStep::Read => place == self.plan.source,
-                CopyStep::Write | CopyStep::Flush => place == self.plan.destination,
+                CopyStep::Write | CopyStep::Copy | CopyStep::Flush => {
+                    place == self.plan.destination
+                }
             };
             if let Some(piece) = self.pieces[index].take_if(is_there) {
                 // A slice with a request in flight is lost.
-                self.device_leases[index] = None;
+                self.drop_memory(index);
                 self.piece_failed(&piece, CopyError::Device(DeviceError::Removed), access);
             }
         }
@@ -479,9 +558,13 @@ impl Job {
             false => CopyStep::Write,
         };
         let error = CopyError::Device(DeviceError::Removed);
-        let left = self.plan.blocks - self.next;
-        let blocks = u64::from(self.piece_blocks).min(left) as u32;
-        let failure = self.failure(step, self.next, blocks, error);
+        let rest = Range {
+            block: self.next,
+            blocks: self.plan.blocks - self.next,
+        };
+        let range = self.again.first().copied().unwrap_or(rest);
+        let blocks = u64::from(self.piece_blocks).min(range.blocks) as u32;
+        let failure = self.failure(step, range.block, blocks, error);
         self.stop(CopyStop::Failed(failure), access);
     }
 
@@ -495,7 +578,11 @@ impl Job {
                 let deadlines = pieces.map(|it| it.since + COPY_REQUEST_TIME_MAX);
                 deadlines.chain(retry).chain(self.deferred()).min()
             }
-            Phase::Stopping { abandon_at, .. } => self.deferred().chain([abandon_at]).min(),
+            Phase::Stopping { abandon_at, .. } => {
+                let retry = self.without_memory.filter(|_| !self.again.is_empty());
+                let retry = retry.map(|(_, last)| last + MEMORY_RETRY_INTERVAL);
+                self.deferred().chain(retry).chain([abandon_at]).min()
+            }
             Phase::Ended => None,
         }
     }
@@ -507,7 +594,7 @@ impl Job {
     }
 
     fn has_more(&self) -> bool {
-        self.next < self.plan.blocks
+        self.next < self.plan.blocks || !self.again.is_empty()
     }
 
     fn is_idle(&self) -> bool {
@@ -517,6 +604,7 @@ impl Job {
     fn end_if_stopped(&mut self, access: &Access<'_>) {
         if let Phase::Stopping { cause, .. } = self.phase
             && self.is_idle()
+            && self.again.is_empty()
         {
             let written_blocks = self.lost.map_or(self.next, |lost| lost.min(self.next));
             let end = CopyEnd::Stopped {

@@ -155,4 +155,39 @@ impl DeviceSet {
         self.mark_busy(place);
         Ok(())
     }
+
+    /// What the device at `destination` copies by itself from the one at `source`; `None` if nothing.
+    pub fn copy_limits_between(&self, source: usize, destination: usize) -> Option<CopyLimits> {
+        let queues = self.queues.borrow();
+        let origin = queues.get(source)?.copy_origin()?;
+        origin.limits_to(&queues.get(destination)?.copy_origin()?)
+    }
+
+    /// Submits a client's copy from the device at `source` to the one at `destination`, as
+    /// [`DeviceQueue::submit_copy_from`] does. It waits in no queue.
+    ///
+    /// # Errors
+    /// As [`submit_copy`](Self::submit_copy).
+    ///
+    /// [`DeviceQueue::submit_copy_from`]: crate::DeviceQueue::submit_copy_from
+    pub fn submit_copy_from(
+        &self,
+        client: ClientId,
+        (source, destination): (usize, usize),
+        mut request: Request,
+        sources: &[CopySource],
+    ) -> Result<(), Refusal> {
+        request.tag = client.tag(request.tag);
+        if self.with_waiting.get() & 1 << destination != 0 {
+            return Err(Refusal::Later(request));
+        }
+        let mut queues = self.queues.borrow_mut();
+        let origin = queues.get(source).and_then(|it| it.copy_origin());
+        let (Some(origin), Some(queue)) = (origin, queues.get_mut(destination)) else {
+            return Err(Refusal::Never(request, DeviceError::Unsupported));
+        };
+        queue.submit_copy_from(request, &origin, sources)?;
+        self.mark_busy(destination);
+        Ok(())
+    }
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use block::{
-    Copier, CopyEnd, CopyError, CopyMessage, CopyPlan, CopyProgress, CopyStart, CopyStep, CopyStop,
-    DataPath, Device, DeviceClient, DeviceError, DeviceSet, MemoryDevice, Operation, QueueOptions,
-    ReactorDevices,
+    Copier, CopyEnd, CopyError, CopyLimits, CopyMessage, CopyOrigin, CopyPlan, CopyProgress,
+    CopyStart, CopyStep, CopyStop, DataPath, Device, DeviceClient, DeviceError, DeviceSet,
+    MemoryDevice, Operation, QueueOptions, ReactorDevices,
 };
 use block_testing::conformance::arena;
 use block_testing::{
@@ -24,27 +24,43 @@ use super::{BLOCK, BLOCKS, DESTINATION, SOURCE, TURN, execute, failure, memory, 
 /// Size of a slice: less than a piece.
 const SLICE: usize = 64 << 10;
 
-struct Lab {
-    arena: Arc<Arena>,
-    devices: ReactorDevices,
-    copier: Rc<RefCell<Copier>>,
-    messages: ring::Sender<CopyMessage>,
-    source: Arc<MemoryDevice>,
-    destination: Arc<MemoryDevice>,
-    faults: [FaultControl; 2],
-    memory: Arc<TestMemory>,
+pub(super) struct Lab {
+    pub(super) arena: Arc<Arena>,
+    pub(super) devices: ReactorDevices,
+    pub(super) copier: Rc<RefCell<Copier>>,
+    pub(super) messages: ring::Sender<CopyMessage>,
+    pub(super) source: Arc<MemoryDevice>,
+    pub(super) destination: Arc<MemoryDevice>,
+    pub(super) faults: [FaultControl; 2],
+    pub(super) memory: Arc<TestMemory>,
     /// Of the source and the destination.
-    controls: [Arc<MemoryUserControl>; 2],
-    now: Nanos,
+    pub(super) controls: [Arc<MemoryUserControl>; 2],
+    /// The ways of the next copy.
+    pub(super) ways: Ways,
+    pub(super) now: Nanos,
 }
 
+/// The ways that a copy may take besides the arena.
+#[derive(Clone, Copy)]
+pub(super) struct Ways {
+    pub(super) in_device: bool,
+    pub(super) by_device: bool,
+}
+
+/// What the devices copy by themselves at most: less than a piece.
+pub(super) const LIMITS: CopyLimits = CopyLimits {
+    sources_max: 4,
+    source_blocks_max: 8,
+    blocks_max: 20,
+};
+
 impl Lab {
-    fn new(slices: u64) -> Self {
+    pub(super) fn new(slices: u64) -> Self {
         Self::with_faults(slices, [Vec::new(), Vec::new()], 0)
     }
 
     /// With rules of the source and the destination.
-    fn with_faults(slices: u64, rules: [Vec<FaultRule>; 2], seed: u64) -> Self {
+    pub(super) fn with_faults(slices: u64, rules: [Vec<FaultRule>; 2], seed: u64) -> Self {
         let (arena, own) = (arena(), arena());
         let (source, destination) = (memory(), memory());
         let memory = TestMemory::new(slices, SLICE);
@@ -56,8 +72,22 @@ impl Lab {
             FaultDevice::new(device, FaultPlan { rules, seed })
         });
         let faults = faulty.each_ref().map(FaultDevice::control);
-        let drives = faulty
-            .map(|inner| MemoryUser::new(Arc::new(inner), &memory, &own, DataPath::DeviceMemory));
+        let mediums = [&source, &destination].map(|device| Arc::clone(device) as Arc<dyn Device>);
+        let mut places = [SOURCE, DESTINATION].into_iter();
+        let drives = faulty.map(|inner| {
+            let origin = CopyOrigin {
+                drive: 7,
+                namespace: places.next().map_or(0, |place| place as u32 + 1),
+                block_size: BLOCK,
+                block_count: BLOCKS,
+                limits: LIMITS,
+            };
+            let medium = Arc::clone(&mediums[DESTINATION]);
+            MemoryUser::new(Arc::new(inner), &memory, &own, DataPath::DeviceMemory)
+                .of_drive(origin)
+                .copying(medium, LIMITS)
+                .copying_from(Arc::clone(&mediums[SOURCE]))
+        });
         for (place, drive) in [SOURCE, DESTINATION].into_iter().zip(&drives) {
             let options = QueueOptions::new(0, 64, arena.pool(0));
             set.attach(place, drive, options).expect("a queue");
@@ -84,26 +114,30 @@ impl Lab {
             faults,
             memory,
             controls,
+            ways: Ways {
+                in_device: true,
+                by_device: false,
+            },
             now: Nanos::from_secs(1),
         }
     }
 
-    fn memory(&self) -> Arc<DeviceMemory> {
+    pub(super) fn memory(&self) -> Arc<DeviceMemory> {
         self.memory.current()
     }
 
     /// Makes each device refuse this number of requests.
-    fn refuse(&self, requests: u64) {
+    pub(super) fn refuse(&self, requests: u64) {
         for control in &self.controls {
             control.refusals.store(requests, Ordering::Relaxed);
         }
     }
 
-    fn start(&mut self) -> Arc<CopyProgress> {
+    pub(super) fn start(&mut self) -> Arc<CopyProgress> {
         self.start_range(0, BLOCKS)
     }
 
-    fn start_range(&mut self, first_block: u64, blocks: u64) -> Arc<CopyProgress> {
+    pub(super) fn start_range(&mut self, first_block: u64, blocks: u64) -> Arc<CopyProgress> {
         let progress = Arc::<CopyProgress>::default();
         let start = CopyStart {
             number: 1,
@@ -114,7 +148,8 @@ impl Lab {
                 blocks,
                 block_bytes: BLOCK,
                 max_transfer_blocks: self.source.geometry().max_transfer_blocks,
-                in_device: true,
+                in_device: self.ways.in_device,
+                by_device: self.ways.by_device,
             },
             progress: Arc::clone(&progress),
         };
@@ -122,7 +157,7 @@ impl Lab {
         progress
     }
 
-    fn turns(&mut self, turns: usize) {
+    pub(super) fn turns(&mut self, turns: usize) {
         for _ in 0..turns {
             self.devices.poll(self.now);
             self.devices.flush();
@@ -131,7 +166,7 @@ impl Lab {
     }
 
     #[track_caller]
-    fn run(&mut self, progress: &CopyProgress) -> CopyEnd {
+    pub(super) fn run(&mut self, progress: &CopyProgress) -> CopyEnd {
         for _ in 0..10_000 {
             if let Some(end) = progress.end() {
                 self.turns(1);
@@ -144,7 +179,7 @@ impl Lab {
     }
 
     #[track_caller]
-    fn expect_copied(&self, blocks: u64) {
+    pub(super) fn expect_copied(&self, blocks: u64) {
         for lba in 0..blocks {
             let data = self.arena.pool(0).take(BLOCK as usize);
             let read = request(Operation::Read, lba, data);
@@ -276,6 +311,13 @@ fn random_rules(seeded: &mut Seeded, kind: OperationKinds, error: DeviceError) -
             rules.push(FaultRule::new(kind, share(seeded, most), effect));
         }
     }
+    // Flushes are copies of the devices by themselves, too.
+    for effect in [Effect::Fail(error), Effect::Hold, Effect::Later] {
+        if seeded.below(4) == 0 {
+            let share = share(seeded, 300_000);
+            rules.push(FaultRule::new(OperationKinds::FLUSH, share, effect));
+        }
+    }
     if seeded.below(8) == 0 {
         rules.push(FaultRule::new(
             OperationKinds::FLUSH,
@@ -315,6 +357,18 @@ impl Lab {
                 self.devices.remove_now(place, self.now);
             }
             34..=36 => self.refuse(seeded.below(20)),
+            37 => {
+                let refusals = seeded.below(20);
+                (self.controls[DESTINATION].copies_refused).store(refusals, Ordering::Relaxed);
+            }
+            38 => {
+                let control = &self.controls[seeded.below(2) as usize];
+                let flag = match seeded.below(2) {
+                    0 => &control.is_no_origin,
+                    _ => &control.refuses_copies,
+                };
+                flag.store(seeded.below(3) == 0, Ordering::Relaxed);
+            }
             _ => {}
         }
     }
@@ -329,6 +383,10 @@ fn story(seed: u64) {
         random_rules(&mut seeded, OperationKinds::WRITE, DeviceError::NoSpace),
     ];
     let mut lab = Lab::with_faults(1 + seeded.below(8), rules, seed);
+    lab.ways = Ways {
+        in_device: seeded.below(4) != 0,
+        by_device: seeded.below(2) != 0,
+    };
     for control in &lab.controls {
         let most = seeded.below(SLICE as u64 / u64::from(BLOCK) + 1);
         control.blocks_max.store(most, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! Copies between devices that fail, delay, refuse and disappear, in virtual time.
 
+mod by_device;
 mod in_device;
 
 use std::cell::RefCell;
@@ -159,6 +160,7 @@ impl Lab {
                 block_bytes: BLOCK,
                 max_transfer_blocks: self.source.geometry().max_transfer_blocks,
                 in_device: false,
+                by_device: false,
             },
             progress: Arc::clone(&progress),
         };
@@ -386,6 +388,7 @@ fn unknown_devices_fail_the_copy() {
             block_bytes: BLOCK,
             max_transfer_blocks: 1,
             in_device: false,
+            by_device: false,
         },
         progress: Arc::clone(&progress),
     };
