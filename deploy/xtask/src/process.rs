@@ -93,6 +93,11 @@ pub(crate) fn niced(command: &Command) -> Command {
     wrapped("nice", &["-n", "10"], command)
 }
 
+/// A command like `command` that takes only what others leave of the processors.
+pub(crate) fn idle(command: &Command) -> Command {
+    wrapped("chrt", &["--idle", "0"], command)
+}
+
 /// A command like `command` that is killed when this process ends for any reason.
 pub(crate) fn killed_with_parent(command: &Command) -> Command {
     wrapped("setpriv", &["--pdeathsig", "KILL", "--"], command)

@@ -88,9 +88,13 @@ pub(crate) fn test_defects() -> Result<(), String> {
     defects(DEFECTS_PAGE_SCRATCH, &[])
 }
 
-/// Runs the simulation as a test.
+/// Builds the simulation.
+pub(crate) fn prepare() -> Result<(), String> {
+    build(cargo())
+}
+
+/// Runs the simulation, which is [prepared](prepare), as a test, beside whatever else runs.
 pub(crate) fn test(extent: Extent) -> Result<(), String> {
-    build(cargo())?;
     let mut simulation = built();
     simulation.args(["--seeds", SEEDS_TESTED]);
     match extent {
@@ -100,7 +104,9 @@ pub(crate) fn test(extent: Extent) -> Result<(), String> {
     if let Some(draw) = tree_number() {
         simulation.args(["--draw", &draw.to_string()]);
     }
-    process::run_test(&mut process::niced(&simulation))
+    process::run_test(&mut process::killed_with_parent(&process::idle(
+        &simulation,
+    )))
 }
 
 /// A number that depends on the committed files: every change tests other seeds, and the same files

@@ -3,19 +3,19 @@
 //! Without options it runs the gate: the checks that every change must pass, within 20 minutes on
 //! two cores. `--all` adds the campaigns: longer searches, and guests for parts that rarely change.
 //!
-//! The gate runs its guests in a second process, beside steps that compile, count instructions or
-//! simulate: guests wait often, and the results of those steps do not depend on time.
+//! The gate runs guests and the simulation in processes of their own ([`Lane`]), beside other steps.
 
 use std::fmt;
 use std::fs;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::guests::Guests;
 use crate::interop::{self, Harness, SCENARIOS};
+use crate::lanes::{Lane, RunningLane};
 use crate::metadata::{self, Metadata};
 use crate::process::{self, cargo};
 use crate::{browser, demo, dependencies, documents, fuzz, layers, package, packages, sim};
@@ -32,9 +32,16 @@ pub(crate) struct Options {
     /// Run everything: the gate and all campaigns.
     #[arg(long, conflicts_with = "only")]
     all: bool,
-    /// Run the gate's steps that need the lab, and write their results to this file.
-    #[arg(long, hide = true, value_name = "FILE", conflicts_with_all = ["only", "all", "no_lab"])]
-    guests: Option<PathBuf>,
+    /// Run these steps of the gate, and write their results to the file of `--rows`.
+    #[arg(
+        long,
+        hide = true,
+        requires = "rows",
+        conflicts_with_all = ["only", "all", "no_lab"]
+    )]
+    lane: Option<Lane>,
+    #[arg(long, hide = true, value_name = "FILE", requires = "lane")]
+    rows: Option<PathBuf>,
 }
 
 /// The extent of a step.
@@ -153,7 +160,16 @@ impl Step {
 
     /// Whether the gate's guests can run beside the step: its result does not depend on time.
     fn may_run_beside_guests(self) -> bool {
-        matches!(self, Step::Clippy | Step::Cost | Step::Sim)
+        matches!(self, Step::Clippy | Step::Cost)
+    }
+
+    /// The lane in which the gate runs the step, if that has a process of its own.
+    fn lane(self) -> Option<Lane> {
+        match self {
+            Step::Sim => Some(Lane::Simulation),
+            _ if self.needs_lab() && !self.is_campaign() => Some(Lane::Guests),
+            _ => None,
+        }
     }
 
     /// Whether all later steps depend on the success of this step.
@@ -196,8 +212,8 @@ pub(crate) struct Row {
 
 /// Runs the chosen steps. Returns an error if one failed.
 pub(crate) fn test(options: &Options) -> Result<(), String> {
-    if let Some(file) = &options.guests {
-        let rows = run_guests();
+    if let (Some(lane), Some(file)) = (options.lane, &options.rows) {
+        let rows = run_lane(lane);
         let text = serde_json::to_vec(&rows).map_err(|error| error.to_string())?;
         return fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()));
     }
@@ -221,8 +237,7 @@ fn run_chosen(options: &Options) -> Vec<Row> {
     let is_gate = extent == Extent::Gate;
     let mut rows = Vec::new();
     let mut stopped = false;
-    let mut guests: Option<Guests> = None;
-    let mut guests_ended = false;
+    let mut lanes: Vec<RunningLane> = Vec::new();
     for &step in Step::value_variants() {
         let is_chosen = options.only.is_empty() || options.only.contains(&step);
         if !is_chosen || (is_gate && step.is_campaign()) {
@@ -233,15 +248,14 @@ fn run_chosen(options: &Options) -> Vec<Row> {
         } else if options.no_lab && step.needs_lab() {
             "--no-lab"
         } else {
-            let beside = is_gate && !options.no_lab && step.may_run_beside_guests();
-            if beside && guests.is_none() {
-                guests = Some(Guests::start());
+            if is_gate && lanes.is_empty() && step.may_run_beside_guests() {
+                lanes = start_lanes(options.no_lab);
             }
-            if let Some(running) = guests.take_if(|_| !beside) {
-                rows.extend(running.finish());
-                guests_ended = true;
+            if !step.may_run_beside_guests() {
+                let guests = lanes.extract_if(.., |running| running.lane() == Lane::Guests);
+                rows.extend(guests.flat_map(RunningLane::finish));
             }
-            if guests_ended && step.needs_lab() {
+            if is_gate && step.lane().is_some() {
                 continue;
             }
             let done = run_step(step, extent, !options.no_lab);
@@ -255,14 +269,24 @@ fn run_chosen(options: &Options) -> Vec<Row> {
             time: Duration::ZERO,
         });
     }
+    rows.extend(lanes.into_iter().flat_map(RunningLane::finish));
     rows
 }
 
-/// Runs the gate's steps that need the lab. Returns their rows.
-fn run_guests() -> Vec<Row> {
+/// Starts the lanes, which are part of the gate.
+fn start_lanes(no_lab: bool) -> Vec<RunningLane> {
+    let lanes = Lane::value_variants().iter();
+    lanes
+        .filter(|lane| !no_lab || **lane != Lane::Guests)
+        .map(|lane| lane.start())
+        .collect()
+}
+
+/// Runs the gate's steps of a lane. Returns their rows.
+fn run_lane(lane: Lane) -> Vec<Row> {
     let steps = Step::value_variants().iter();
-    let of_gate = steps.filter(|step| step.needs_lab() && !step.is_campaign());
-    of_gate
+    let of_lane = steps.filter(|step| step.lane() == Some(lane));
+    of_lane
         .flat_map(|&step| run_step(step, Extent::Gate, true))
         .collect()
 }
@@ -292,16 +316,14 @@ fn run_step(step: Step, extent: Extent, with_lab: bool) -> Vec<Row> {
         Step::Documents => vec![timed(name, documents::check)],
         Step::Build => vec![timed(name, build)],
         Step::Clippy => vec![timed(name, clippy)],
-        Step::Test => vec![timed(name, || {
-            process::run_test(cargo().args([
-                "test",
-                "--workspace",
-                "--all-features",
-                "--no-fail-fast",
-            ]))
-        })],
+        Step::Test => vec![timed(name, test_workspace)],
         Step::Cost => costs(),
-        Step::Sim => vec![timed(name, || sim::test(extent))],
+        // The build is a step of the gate.
+        Step::Sim if extent == Extent::Gate => vec![timed(name, || sim::test(extent))],
+        Step::Sim => vec![timed(name, || {
+            sim::prepare()?;
+            sim::test(extent)
+        })],
         Step::Defects => vec![timed(name, sim::test_defects)],
         Step::Doc => vec![timed(name, doc)],
         Step::Loom => vec![timed(name, loom)],
@@ -342,7 +364,20 @@ fn timed_outcome(name: String, work: impl FnOnce() -> Outcome) -> Row {
 fn build() -> Result<(), String> {
     let tests = ["test", "--workspace", "--all-features", "--no-run"];
     process::run(cargo().args(tests))?;
+    sim::prepare()?;
     process::run(&mut interop::build(false))
+}
+
+/// Tests at a time on each core, of which most wait most of the time.
+const TESTS_PER_CORE: usize = 2;
+
+/// Runs every Rust test.
+fn test_workspace() -> Result<(), String> {
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let mut tests = cargo();
+    tests.args(["test", "--workspace", "--all-features", "--no-fail-fast"]);
+    tests.env("RUST_TEST_THREADS", (TESTS_PER_CORE * cores).to_string());
+    process::run_test(&mut tests)
 }
 
 fn clippy() -> Result<(), String> {
