@@ -236,6 +236,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 480,
     },
     Scenario {
+        name: "nfs-compare",
+        script: "nfs-compare.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--smp", "4", "--huge", "320"],
+            namespaces: 1,
+        }),
+        timeout_s: 480,
+    },
+    Scenario {
         name: "vfio",
         script: "vfio.sh",
         connect: "",
