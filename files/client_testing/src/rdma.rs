@@ -67,6 +67,8 @@ pub struct RdmaClient<P: Provider, W: World> {
     pub segment_bytes: usize,
     /// Size of the longest message that it sends, in bytes. Longer calls are in a chunk.
     pub message_bytes: usize,
+    /// Data of a WRITE or READ that are not longer are part of their message, in bytes.
+    pub inline_data_bytes: usize,
     /// Whether memory for a long reply is offered with every call.
     pub offers_reply: bool,
     /// Added to the keys of chunks: 0 for valid ones.
@@ -137,6 +139,7 @@ impl<P: Provider, W: World> RdmaClient<P, W> {
             is_ended: false,
             segment_bytes: usize::MAX,
             message_bytes: MESSAGE_BYTES,
+            inline_data_bytes: INLINE_DATA_BYTES,
             offers_reply: false,
             key_offset: 0,
             credits: 1,
@@ -284,7 +287,7 @@ impl<P: Provider, W: World> RdmaClient<P, W> {
         let mut chunks = Chunks::default();
         let mut message = record.to_vec();
         if let PayloadSearch::At(Placement { at, length }) = find_payload(record, record.len())
-            && length > INLINE_DATA_BYTES
+            && length > self.inline_data_bytes
         {
             self.memory.view().write(slot, &record[at..at + length]);
             for segment in self.chunk(slot, length).segments() {
@@ -297,7 +300,7 @@ impl<P: Provider, W: World> RdmaClient<P, W> {
             message.drain(at..at + length + padding(length));
         }
         let count = read_bytes(record);
-        if count > INLINE_DATA_BYTES {
+        if count > self.inline_data_bytes {
             chunks.push_write(self.chunk(slot, count)).expect("one");
         }
         if self.offers_reply {

@@ -4,55 +4,26 @@
 use std::collections::VecDeque;
 
 use files_service::limits::BORROWED_MS;
-use files_service::{ConnectionKey, Fetch, FileCore, JobKey};
+use files_service::{ConnectionKey, Fetch, FileCore, JobKey, PayloadPart};
 use files_spec::compound::{PayloadSearch, find_payload};
 use files_spec::rdma::{CallChunks, Header, HeaderError};
 use files_spec::xdr::{Encoder, Placement, UNIT_BYTES, padding};
-use hugemem::{Data, DmaBuffer, Lease};
+use hugemem::{Data, Lease};
 use rdma::{
-    Connection as _, MemoryMap, Payload, PostError, Provider, QueuePair, ReceiveRequest,
-    SendOperation, SendRequest, SgeList, WorkCompletion,
+    Connection as _, Payload, Provider, QueuePair, ReceiveRequest, SendOperation, SendRequest,
+    SgeList, WorkCompletion,
 };
 use reactors::Nanos;
 
-use crate::counters::RdmaCounters;
+use crate::context::{Context, Fault, request_bytes_max};
 use crate::limits::{
-    ESTABLISH_MS, ITEM_BYTES_MAX, LENT_MS, MESSAGE_BYTES, PROGRESS_MS, REPLY_REQUESTS_MAX,
+    ESTABLISH_MS, IDLE_MS, ITEM_BYTES_MAX, LENT_MS, MESSAGE_BYTES, PROGRESS_MS, REPLY_REQUESTS_MAX,
     SEND_REQUESTS_MAX,
 };
 use crate::messages::Messages;
 use crate::posted::{Ended, GENERATION_MASK, Purpose, QueueDestroyed, SendQueue, WorkId};
 use crate::remote::Remote;
 use crate::reply::{Form, ReplyPlan, is_placed, parts};
-
-/// Why a connection is closed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Fault {
-    #[error("a request cannot be posted")]
-    Post(#[from] PostError),
-    #[error("requests cannot be posted")]
-    Flush(#[from] rdma::FlushError),
-    #[error("its memory is not registered with the device")]
-    NotRegistered,
-    #[error("a request has failed: {0}")]
-    Failed(rdma::CompletionStatus),
-    #[error("it does not take what is sent to it")]
-    Stalled,
-    #[error("it was not established in time")]
-    NotEstablished,
-}
-
-/// What the connections of one device share while they work.
-pub(crate) struct Context<'a, P: Provider> {
-    pub(crate) core: &'a mut FileCore,
-    pub(crate) map: &'a MemoryMap<P>,
-    /// The bytes of holes in files.
-    pub(crate) zeroes: &'a DmaBuffer,
-    pub(crate) counters: &'a RdmaCounters,
-    /// Memory for one message.
-    pub(crate) scratch: &'a mut [u8; MESSAGE_BYTES],
-    pub(crate) now: Nanos,
-}
 
 /// How far a call is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +72,8 @@ pub(crate) struct Connection<P: Provider> {
     pub(crate) parts: Parts<P>,
     is_established: bool,
     began: Nanos,
+    /// When the last call was taken.
+    called_at: Nanos,
     free_sends: Vec<u16>,
     /// Receives with calls that wait, and their lengths.
     arrived: VecDeque<(u16, u32)>,
@@ -134,6 +107,7 @@ impl<P: Provider> Connection<P> {
         let mut connection = Self {
             is_established: false,
             began: cx.now,
+            called_at: cx.now,
             free_sends: (0..parts.sends.count() as u16).rev().collect(),
             arrived: VecDeque::with_capacity(usize::from(credits)),
             calls: (0..credits).map(|_| call()).collect(),
@@ -258,6 +232,7 @@ impl<P: Provider> Connection<P> {
         let Some(&call) = self.free_calls.last().filter(|_| can_answer) else {
             return Ok(false);
         };
+        self.called_at = cx.now;
         let message = &mut cx.scratch[..bytes.min(MESSAGE_BYTES)];
         self.parts.receives.read(index, message);
         let decoded = Header::decode(message).and_then(|(header, at)| {
@@ -383,7 +358,7 @@ impl<P: Provider> Connection<P> {
                 let memory = self.queue.memory(index);
                 memory.and_then(|it| cx.map.gather(it, offset, bytes))
             }
-            None => cx.map.gather(cx.zeroes, offset, bytes),
+            None => cx.map.gather(cx.zeroes, 0, bytes),
         };
         pieces.ok_or(Fault::NotRegistered)
     }
@@ -570,8 +545,19 @@ impl<P: Provider> Connection<P> {
             return Ok(true);
         };
         let execution = &job.execution;
-        let plan = ReplyPlan::new(execution, &call, self.credits(), self.parts.send_bytes);
-        let has_room = self.queue.vacant() >= REPLY_REQUESTS_MAX;
+        let zeroes = cx.zeroes;
+        let requests = |part: &PayloadPart| {
+            let most = request_bytes_max(part.data.is_none(), zeroes);
+            part.length.div_ceil(most)
+        };
+        let parts = (0..execution.holes().len()).flat_map(|it| job.payload(it));
+        let requests = parts.map(requests).sum::<usize>() + REPLY_REQUESTS_MAX;
+        let plan = match requests <= SEND_REQUESTS_MAX as usize {
+            true => ReplyPlan::new(execution, &call, self.credits(), self.parts.send_bytes),
+            // The device takes tiny transfers only, and the client reads very fragmented files.
+            false => ReplyPlan::refused(&call, self.credits()),
+        };
+        let has_room = self.queue.vacant() >= requests.min(SEND_REQUESTS_MAX as usize);
         if !has_room || self.free_sends.is_empty() {
             return Ok(false);
         }
@@ -703,7 +689,8 @@ impl<P: Provider> Connection<P> {
         let mut done = 0;
         while done < bytes {
             // The plan has made sure that there is room.
-            let Some((address, length)) = remote.take(bytes - done) else {
+            let most = request_bytes_max(memory.is_none(), cx.zeroes);
+            let Some((address, length)) = remote.take(most.min(bytes - done)) else {
                 break;
             };
             let pieces = self.pieces(cx, memory, skip + done, length)?;
@@ -726,6 +713,13 @@ impl<P: Provider> Connection<P> {
             true => Err(Fault::Stalled),
             false => Ok(()),
         }
+    }
+
+    /// Whether its client has not used it for so long that it may be gone.
+    pub(crate) fn is_unused(&self, now: Nanos) -> bool {
+        let since = Nanos(now.0.saturating_sub(self.called_at.0));
+        let has_ended = self.free_calls.len() == self.calls.len() && self.arrived.is_empty();
+        has_ended && since > Nanos::from_millis(IDLE_MS)
     }
 
     /// Copies what waiting replies have borrowed, so that writers go on.

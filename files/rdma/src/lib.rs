@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod connection;
+mod context;
 mod counters;
 mod endpoint;
 pub mod limits;

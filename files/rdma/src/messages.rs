@@ -11,27 +11,31 @@ use crate::limits::{BLOCK_MESSAGES, MESSAGE_BYTES};
 #[derive(Debug)]
 pub(crate) struct Messages {
     blocks: Vec<DmaBuffer>,
+    /// Messages of one block: fewer than usual if the arena has no slices of that size.
+    per_block: usize,
 }
 
 impl Messages {
     /// Memory for receives and for as many sends: at most `most` of each, and as much as the arena
     /// can spare.
     pub(crate) fn take_both(arena: &Arc<Arena>, most: usize) -> (Self, Self) {
-        let block = || arena.dma_buffer(BLOCK_MESSAGES * MESSAGE_BYTES);
+        let per_block = (arena.max_transfer() / MESSAGE_BYTES).clamp(1, BLOCK_MESSAGES);
+        let block = || arena.dma_buffer(per_block * MESSAGE_BYTES);
         let both = std::iter::from_fn(|| block().zip(block()));
-        let (receives, sends) = both.take(most / BLOCK_MESSAGES).unzip();
-        (Self { blocks: receives }, Self { blocks: sends })
+        let (receives, sends) = both.take(most / per_block).unzip();
+        let of = |blocks| Self { blocks, per_block };
+        (of(receives), of(sends))
     }
 
     /// Number of messages.
     pub(crate) fn count(&self) -> usize {
-        self.blocks.len() * BLOCK_MESSAGES
+        self.blocks.len() * self.per_block
     }
 
     fn at(&self, index: u16) -> Option<(&DmaBuffer, usize)> {
         let index = usize::from(index);
-        let block = self.blocks.get(index / BLOCK_MESSAGES)?;
-        Some((block, index % BLOCK_MESSAGES * MESSAGE_BYTES))
+        let block = self.blocks.get(index / self.per_block)?;
+        Some((block, index % self.per_block * MESSAGE_BYTES))
     }
 
     /// The beginning of a message for a work request.

@@ -32,6 +32,18 @@ pub(crate) fn is_placed(call: &Header, hole: usize) -> bool {
 }
 
 impl ReplyPlan {
+    /// An error in place of a reply.
+    pub(crate) fn refused(call: &Header, credits: u32) -> Self {
+        let error = HeaderError::Chunk { xid: call.xid };
+        Self {
+            header: error
+                .answer(credits)
+                .expect("a malformed call has an answer"),
+            form: Form::Refused,
+            body_bytes: 0,
+        }
+    }
+
     /// The plan for the reply of an execution, with messages of at most `message_bytes` bytes.
     pub(crate) fn new(
         execution: &Execution,
@@ -50,16 +62,7 @@ impl ReplyPlan {
         credits: u32,
         message_bytes: usize,
     ) -> Self {
-        let refused = || {
-            let error = HeaderError::Chunk { xid: call.xid };
-            Self {
-                header: error
-                    .answer(credits)
-                    .expect("a malformed call has an answer"),
-                form: Form::Refused,
-                body_bytes: 0,
-            }
-        };
+        let refused = || Self::refused(call, credits);
         let mut chunks = Chunks::default();
         for (index, chunk) in call.chunks.writes().iter().enumerate() {
             let hole = holes.get(index).filter(|_| is_placed(call, index));

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use files_service::limits::PIECE_BYTES_MAX;
 use files_service::{ConnectionKey, Connections, FileCore, TransportIndex};
 use files_spec::rdma::PrivateData;
 use hugemem::{Arena, DmaBuffer};
@@ -17,12 +16,14 @@ use rdma::{
 use reactors::{LogLimit, Nanos};
 use rustix::event::epoll::{self, EventFlags};
 
-use crate::connection::{Connection, Context, Fault, Parts};
+use crate::connection::{Connection, Parts};
+use crate::context::{Context, Fault};
 use crate::counters::RdmaCounters;
 use crate::endpoint::{Endpoint, LISTENER, Listening};
 use crate::limits::{
     BACKLOG, CHECK_MS, COMPLETIONS_MAX, CONNECTIONS_MAX, CREDITS_MAX, CREDITS_MIN, CREDITS_SHARE,
     DEVICES_MAX, LISTEN_AGAIN_MS, MESSAGE_BYTES, MESSAGES_SHARE, SEND_REQUESTS_MAX,
+    ZEROES_BYTES_MAX,
 };
 use crate::messages::Messages;
 use crate::posted::{GENERATION_MASK, WorkId};
@@ -84,7 +85,7 @@ impl<P: Provider> DeviceState<P> {
             reserved: 0,
             map: memory.map(),
             zeroes: arena
-                .dma_buffer(PIECE_BYTES_MAX)
+                .dma_buffer(ZEROES_BYTES_MAX.min(arena.max_transfer()))
                 .ok_or(OpenError::NoMemory)?,
             memory,
         })
@@ -610,8 +611,11 @@ impl<P: Provider> RdmaFileService<P> {
                 continue;
             };
             connection.copy_borrowed(&mut self.core.borrow_mut());
-            if let Err(fault) = connection.check(now) {
-                self.close(place, Some(&fault), now);
+            let is_unused = connection.is_unused(now);
+            match connection.check(now) {
+                Err(fault) => self.close(place, Some(&fault), now),
+                Ok(()) if is_unused => self.close(place, None, now),
+                Ok(()) => {}
             }
         }
         if self.listen_again_at.is_some_and(|at| at <= now) && !self.is_stopping {

@@ -15,7 +15,7 @@ use crate::execution::{Execution, READ_REPLY_BYTES};
 use crate::limits::FAILED_RESULT_BYTES;
 use crate::operations::data::readable;
 use crate::place::{HANDLE_BYTES, VolumeIndex, in_share};
-use crate::server::{Now, Record, Server, fingerprint_of};
+use crate::server::{Fingerprint, Now, Record, Server};
 
 /// A device that can lend its memory.
 pub trait Lender {
@@ -154,7 +154,7 @@ impl Server {
         self.answer_at_once(
             &next,
             &args.sequence,
-            fingerprint_of(header, &bytes[SEQUENCE_END..]),
+            Fingerprint::of(header, &bytes[SEQUENCE_END..], None),
         );
         self.counters.requests.add(1);
         for number in READ_OPERATIONS {

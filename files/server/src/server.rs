@@ -383,7 +383,7 @@ impl Server {
                 let shape = RequestShape {
                     bytes: record.length(),
                     operations: operations.left() + 1,
-                    fingerprint: fingerprint_of(&x.header, operations.rest()),
+                    fingerprint: Fingerprint::of(&x.header, operations.rest(), record.placement),
                 };
                 checked.and_then(|()| self.begin_sequence(x, &args, shape, position, now))
             }
@@ -605,10 +605,38 @@ fn arguments<'r>(record: &Record<'r>, x: &Execution) -> Result<CompoundArgs<'r>,
 /// Identifies a request by its header, the beginning of the operations behind SEQUENCE, and their
 /// length; its identifier may differ in a retransmission. Servers need not find every difference
 /// (RFC 8881 §2.10.6.1.3.1), and only the client itself could make two requests alike.
-#[inline]
-pub(crate) fn fingerprint_of(header: &Header, operations: &[u8]) -> u64 {
-    let beginning = &operations[..operations.len().min(FINGERPRINT_BYTES_MAX)];
-    fingerprint(header.fingerprint ^ operations.len() as u64, beginning)
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Fingerprint {
+    /// The header, and the length with the payload.
+    outline: u64,
+    /// The beginning of what is in the record.
+    beginning: u64,
+    /// Whether the payload is elsewhere.
+    is_placed: bool,
+}
+
+impl Fingerprint {
+    #[inline]
+    pub(crate) fn of(header: &Header, operations: &[u8], placement: Option<Placement>) -> Self {
+        let beginning = &operations[..operations.len().min(FINGERPRINT_BYTES_MAX)];
+        let payload = placement.map_or(0, |it| it.length);
+        let outline = header.fingerprint ^ (operations.len() + payload) as u64;
+        Self {
+            outline,
+            beginning: fingerprint(outline, beginning),
+            is_placed: placement.is_some(),
+        }
+    }
+
+    /// Whether both may be of the same request. A retransmission over another transport may have its
+    /// payload elsewhere.
+    #[inline]
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match self.is_placed == other.is_placed {
+            true => self.beginning == other.beginning,
+            false => self.outline == other.outline,
+        }
+    }
 }
 
 /// Identifies bytes behind those with the fingerprint `sum`.

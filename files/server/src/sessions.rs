@@ -11,7 +11,7 @@ use files_spec::types::SessionId;
 use crate::execution::{Execution, HeldSlot};
 use crate::limits::{CACHED_REPLY_BYTES_MAX, CHANNEL_BYTES_MIN, REPLY_CACHE_BYTES_MAX, SLOTS_MAX};
 use crate::refusal::Refusal;
-use crate::server::{Now, Server};
+use crate::server::{Fingerprint, Now, Server};
 use crate::table::Key;
 
 /// Directions of BIND_CONN_TO_SESSION (RFC 8881 §18.34).
@@ -39,7 +39,7 @@ enum SlotState {
 struct Slot {
     sequence: u32,
     /// Identifies the content of the request.
-    fingerprint: u64,
+    fingerprint: Fingerprint,
     state: SlotState,
     reply: Vec<u8>,
 }
@@ -77,7 +77,7 @@ pub(crate) struct RequestShape {
     /// Number of operations.
     pub(crate) operations: usize,
     /// Identifies the content.
-    pub(crate) fingerprint: u64,
+    pub(crate) fingerprint: Fingerprint,
 }
 
 /// A request that is the next one of its slot.
@@ -156,7 +156,7 @@ impl Server {
         let fore = granted(&args.fore_chan_attrs, room)?;
         let slot = |_| Slot {
             sequence: 0,
-            fingerprint: 0,
+            fingerprint: Fingerprint::default(),
             state: SlotState::Unused,
             reply: Vec::new(),
         };
@@ -257,7 +257,7 @@ impl Server {
         };
         let push = |x: &mut Execution| x.push_ok(OperationNumber::SEQUENCE, &ok);
         if args.sequenceid == slot.sequence {
-            let is_same = slot.fingerprint == shape.fingerprint;
+            let is_same = slot.fingerprint.is_same(&shape.fingerprint);
             return match slot.state {
                 SlotState::Unused => Err(Status::SEQ_MISORDERED.into()),
                 SlotState::Executing => Err(Status::DELAY.into()),
@@ -330,7 +330,7 @@ impl Server {
         &mut self,
         next: &NextRequest,
         args: &SequenceArgs,
-        fingerprint: u64,
+        fingerprint: Fingerprint,
     ) {
         let Some(session) = self.sessions.get_mut(next.session) else {
             return;

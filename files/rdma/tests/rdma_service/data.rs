@@ -9,7 +9,7 @@ use files_spec::readdir::ReaddirArgs;
 use files_spec::types::CreateType;
 use files_spec::{Bitmap, Status};
 
-use crate::stage::{client, free, moved, pass, stage, stage_with, stop, turn_until};
+use crate::stage::{client, free, moved, pass, stage, stage_of, stage_with, stop, turn_until};
 use rdma_testing::fake::FabricConfig;
 use reactors::Nanos;
 
@@ -57,6 +57,58 @@ fn whole_blocks_are_not_copied() {
     assert_eq!((fetched, inline), (whole + 5000, 0));
     // What the blocks had before is copied from the RAM device.
     assert_eq!((read_copied, write_copied), (0, 8192));
+}
+
+/// The smallest leases that can be configured: data and holes move in many pieces.
+#[test]
+fn small_leases_serve_long_data_and_holes() {
+    let stage = stage_of(8 << 20, 4096, FabricConfig::IMMEDIATE);
+    let mut client = client(&stage);
+    client.segment_bytes = 70_001;
+    let mut slot = Slot::new(&mut client, b"a");
+    let long: Vec<u8> = (0..300_000).map(|at| (at / 4096 % 250) as u8 + 1).collect();
+    let write = slot.write(300_000, &long);
+    slot.call(&mut client, &write).assert_ok();
+    let answer = slot.call(&mut client, &slot.read(0, 600_000));
+    let read = data(&answer);
+    assert_eq!(read.len(), 600_000);
+    assert!(read[..300_000].iter().all(|it| *it == 0));
+    assert!(read[300_000..] == long);
+    drop(client);
+    turn_until(&stage, |it| it.service.borrow().connections() == 0);
+}
+
+/// RFC 8881 §2.10.6.1.3: a repetition gets the reply of the first request, wherever its data are.
+#[test]
+fn data_of_a_repeated_write_may_be_elsewhere() {
+    let stage = stage();
+    let mut client = client(&stage);
+    let slot = Slot::new(&mut client, b"a");
+    let (data, longer) = ([5; 900], [5; 904]);
+    for (id, inline) in [(1, [1024, 100]), (2, [100, 1024])] {
+        let record = slot
+            .other(id)
+            .record(&mut client, &slot.write(0, &data), true);
+        let mut send = |record: &[u8], inline| {
+            client.inline_data_bytes = inline;
+            client.try_send(record).expect("a connection");
+            client.try_receive().expect("a reply")
+        };
+        let first = send(&record, inline[0]);
+        first.assert_ok();
+        let again = send(&record, inline[1]);
+        assert_eq!(again.parts(), first.parts());
+        // RFC 8881 §2.10.6.1.3.1: another request with the same number.
+        let other = slot
+            .other(id)
+            .record(&mut client, &slot.write(0, &longer), true);
+        for inline in inline {
+            client.inline_data_bytes = inline;
+            client.try_send(&other).expect("a connection");
+            let answer = client.try_receive().expect("a reply");
+            assert_eq!(answer.parts().0, Status::SEQ_FALSE_RETRY);
+        }
+    }
 }
 
 /// A READ beyond the end uses nothing of its chunk, and a short one a part.

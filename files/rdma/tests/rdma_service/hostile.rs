@@ -331,6 +331,35 @@ fn a_client_that_is_silent_is_disconnected() {
     assert_serves(&stage);
 }
 
+/// A client that has disappeared without a call outstanding leaves nothing, and one that calls stays.
+#[test]
+fn a_client_that_is_gone_leaves_its_credits() {
+    let stage = stage();
+    drop(client(&stage));
+    turn_until(&stage, |it| it.service.borrow().connections() == 0);
+    let before = free(&stage);
+    let mut gone = client(&stage);
+    let mut slot = Slot::new(&mut gone, b"a");
+    let number = gone.queue_pair_number();
+    stage.borrow().fabric.partition(number);
+    let mut other = client(&stage);
+    for _ in 0..5 {
+        pass(&stage, Nanos::from_secs(70));
+        slot.call(&mut other, &[Operation::PutRootFh(())])
+            .assert_ok();
+        (0..10).for_each(|_| stage.borrow_mut().turn());
+        assert_eq!(stage.borrow().service.borrow().connections(), 2);
+    }
+    pass(&stage, Nanos::from_secs(11));
+    turn_until(&stage, |it| it.service.borrow().connections() == 1);
+    slot.call(&mut other, &[Operation::PutRootFh(())])
+        .assert_ok();
+    assert_eq!(stage.borrow().of_rdma.connections_failed.get(), 0);
+    drop((gone, other));
+    turn_until(&stage, |it| it.service.borrow().connections() == 0);
+    assert_eq!(free(&stage), before);
+}
+
 /// A client that reconnects at once, again and again, does not delay another one.
 #[test]
 fn reconnecting_clients_leave_nothing() {

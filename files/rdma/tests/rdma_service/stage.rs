@@ -57,6 +57,15 @@ pub(crate) fn stage() -> Rc<RefCell<Stage>> {
 }
 
 pub(crate) fn stage_with(arena_bytes: usize, fabric: FabricConfig) -> Rc<RefCell<Stage>> {
+    stage_of(arena_bytes, 1 << 20, fabric)
+}
+
+/// A stage with leases of at most this size.
+pub(crate) fn stage_of(
+    arena_bytes: usize,
+    max_transfer: usize,
+    fabric: FabricConfig,
+) -> Rc<RefCell<Stage>> {
     let fabric = Fabric::new(fabric);
     let server = fabric.machine(&[DeviceConfig::new("server0", SERVER)]);
     let server = server.expect("descriptors");
@@ -64,7 +73,7 @@ pub(crate) fn stage_with(arena_bytes: usize, fabric: FabricConfig) -> Rc<RefCell
     let arena = Arena::new(ArenaConfig {
         bytes: arena_bytes,
         pages: PagePolicy::Ordinary,
-        max_transfer: 1 << 20,
+        max_transfer,
     });
     let arena = arena.expect("memory");
     let device = MemoryDevice::new(MemoryOptions {
