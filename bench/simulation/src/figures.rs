@@ -111,6 +111,16 @@ pub struct FileFigures {
     pub reclaims: u64,
     /// Opens and locks that clients could not reclaim.
     pub reclaims_refused: u64,
+    /// Connections over RDMA that were established.
+    pub rdma_connections: u64,
+    /// Replies over RDMA.
+    pub rdma_replies: u64,
+    /// Calls over RDMA that were refused because of their chunks.
+    pub rdma_refused: u64,
+    /// Keys that replies have invalidated.
+    pub rdma_invalidations: u64,
+    /// Messages over RDMA that violate the protocol or an agreement.
+    pub rdma_violations: u64,
 }
 
 impl FileFigures {
@@ -129,6 +139,11 @@ impl FileFigures {
         self.dropped += other.dropped;
         self.reclaims += other.reclaims;
         self.reclaims_refused += other.reclaims_refused;
+        self.rdma_connections += other.rdma_connections;
+        self.rdma_replies += other.rdma_replies;
+        self.rdma_refused += other.rdma_refused;
+        self.rdma_invalidations += other.rdma_invalidations;
+        self.rdma_violations += other.rdma_violations;
     }
 }
 
@@ -139,7 +154,9 @@ impl fmt::Display for FileFigures {
             "files: {} seeds, {} events, {} operations, {} repetitions answered, {} bytes judged, \
              the server was killed {} times, the device failed {} times, {} volumes became read-only, \
              {} locks were granted, {} opens, locks and accesses refused, clients were silent {} times, \
-             {} lost their state to others, {} opens and locks were reclaimed, {} could not be",
+             {} lost their state to others, {} opens and locks were reclaimed, {} could not be, \
+             {} connections over RDMA with {} replies and {} refused calls, {} keys were invalidated, {} \
+             messages violated rules",
             self.seeds,
             self.events,
             self.operations,
@@ -153,7 +170,12 @@ impl fmt::Display for FileFigures {
             self.silences,
             self.dropped,
             self.reclaims,
-            self.reclaims_refused
+            self.reclaims_refused,
+            self.rdma_connections,
+            self.rdma_replies,
+            self.rdma_refused,
+            self.rdma_invalidations,
+            self.rdma_violations
         )
     }
 }

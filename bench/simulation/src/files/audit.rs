@@ -20,6 +20,8 @@ use super::world::FileWorld;
 const READ_BYTES: u32 = 256 << 10;
 /// Longest time until the volume shows what is free.
 const LEVELS_AFTER: Nanos = Nanos::from_secs(4);
+/// Longest time until the server notices that a client is gone.
+const NOTICED_AFTER: Nanos = Nanos::from_secs(370);
 
 /// An entry of a directory, as the server shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -261,6 +263,7 @@ impl FileWorld {
     pub(super) fn finish(&mut self) -> Result<(), String> {
         self.note(format_args!("the end"));
         self.audit(true)?;
+        self.check_connections()?;
         let power_fails = self.random.coin();
         self.kill(power_fails);
         self.audit(true)?;
@@ -279,6 +282,27 @@ impl FileWorld {
                 "{count} slices of memory are in use without a server"
             )),
         }
+    }
+
+    /// Waits until the server must have noticed which clients are gone, and counts connections.
+    fn check_connections(&mut self) -> Result<(), String> {
+        if self.connections_of_others() == 0 {
+            return Ok(());
+        }
+        self.pass_time(NOTICED_AFTER)?;
+        match self.connections_of_others() {
+            0 => Ok(()),
+            count => Err(format!(
+                "the server has {count} connections over RDMA whose clients are gone"
+            )),
+        }
+    }
+
+    /// Connections over RDMA that the server has and no client.
+    fn connections_of_others(&mut self) -> usize {
+        let sides = self.clients.iter_mut();
+        let own: usize = sides.map(|it| it.session.connections_over_rdma()).sum();
+        self.server.connections_over_rdma().saturating_sub(own)
     }
 
     /// Ends all clients, with what they have open.

@@ -8,8 +8,10 @@ use std::net::IpAddr;
 use files_client::{Client, ClientOptions, ReplyStream};
 use files_spec::Status;
 use files_spec::operations::{Operation, OperationResult};
+use files_spec::rpc::MARK_BYTES;
 use reactors::Nanos;
 
+use super::rdma::{Arrived, Machine, RdmaEnd};
 use crate::network::{HostEnd, Listener, NetworkBehaviour, Wire};
 use crate::random::Random;
 
@@ -75,7 +77,8 @@ struct Sent {
     is_kept: bool,
     /// When it was sent last, if it has renewed no lease yet.
     at: Option<Nanos>,
-    /// The connections over which it was sent and not answered yet.
+    /// The copies of it that were sent and not answered yet: the number of a connection over TCP, and
+    /// a number of its own over RDMA.
     copies: Vec<u64>,
     answer: Option<Vec<u8>>,
     /// It is repeated once more when it is answered.
@@ -86,8 +89,64 @@ struct Sent {
 
 struct Connection {
     number: u64,
-    wire: Wire,
-    stream: ReplyStream,
+    link: Link,
+}
+
+/// The transport of a connection.
+enum Link {
+    Tcp {
+        wire: Wire,
+        stream: Box<ReplyStream>,
+    },
+    Rdma(Box<RdmaEnd>),
+}
+
+impl Link {
+    /// Sends a request with its mark. Returns the number of this copy, which is that of the connection
+    /// or `next`.
+    fn send(&mut self, message: &[u8], number: u64, next: &mut u64) -> u64 {
+        match self {
+            Self::Tcp { wire, .. } => {
+                wire.send(message);
+                number
+            }
+            Self::Rdma(end) => {
+                *next += 1;
+                end.send(*next, &message[MARK_BYTES..]);
+                *next
+            }
+        }
+    }
+
+    fn cut(&mut self) {
+        match self {
+            Self::Tcp { wire, .. } => wire.cut(),
+            Self::Rdma(end) => end.cut(),
+        }
+    }
+}
+
+/// A client's access to RDMA.
+pub(super) struct OverRdma {
+    pub(super) machine: Machine,
+    /// How many of its connections are over RDMA, per thousand.
+    pub(super) permille: u32,
+    pub(super) random: Random,
+}
+
+/// Counters of the connections of a client over RDMA.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RdmaFigures {
+    /// Connections that were established.
+    pub(super) connections: u64,
+    /// Replies that have arrived.
+    pub(super) replies: u64,
+    /// Calls that the server has refused because of their chunks.
+    pub(super) refused: u64,
+    /// Keys that the server has invalidated.
+    pub(super) invalidations: u64,
+    /// Messages that violate the protocol, or an agreement.
+    pub(super) violations: u64,
 }
 
 /// A client.
@@ -100,6 +159,12 @@ pub(super) struct FileClient {
     repetitions: Repetitions,
     connections: Vec<Connection>,
     next_connection: u64,
+    over_rdma: Option<OverRdma>,
+    /// The server has accepted no connection over RDMA, so that the next one is over TCP.
+    falls_back: bool,
+    /// Connections over RDMA whose end the server does not notice.
+    ghosts: Vec<RdmaEnd>,
+    pub(super) of_rdma: RdmaFigures,
     /// It opens no connection before.
     absent_until: Nanos,
     /// By identifier.
@@ -129,6 +194,7 @@ impl FileClient {
         network: NetworkBehaviour,
         repetitions: Repetitions,
         random: Random,
+        over_rdma: Option<OverRdma>,
     ) -> Self {
         let verifier = [1; 8];
         let client = Client::new(ClientOptions {
@@ -148,6 +214,10 @@ impl FileClient {
             repetitions,
             connections: Vec::new(),
             next_connection: 0,
+            over_rdma,
+            falls_back: false,
+            ghosts: Vec::new(),
+            of_rdma: RdmaFigures::default(),
             absent_until: Nanos::ZERO,
             sent: BTreeMap::new(),
             delayed: Vec::new(),
@@ -181,33 +251,76 @@ impl FileClient {
         self.client.waiting() == 0 && !self.sent.values().any(|it| it.holds_slot)
     }
 
-    /// Its connections.
-    pub(super) fn wires(&self) -> impl Iterator<Item = &Wire> {
-        self.connections.iter().map(|it| &it.wire)
+    /// One of its connections stands still in one direction.
+    pub(super) fn stall(&mut self, to_server: bool, until: Nanos) {
+        match self.connections.first_mut().map(|it| &mut it.link) {
+            Some(Link::Tcp { wire, .. }) => wire.stall(to_server, until),
+            Some(Link::Rdma(end)) => end.stall(to_server, until),
+            None => {}
+        }
+    }
+
+    /// Disturbs a work request of one of its connections over RDMA.
+    pub(super) fn disturb(&mut self, random: &mut Random, longest: Nanos) -> Option<()> {
+        let mut ends = self.ends();
+        ends.next()?.disturb(random, longest)
+    }
+
+    fn ends(&mut self) -> impl Iterator<Item = &mut RdmaEnd> {
+        let links = self.connections.iter_mut().map(|it| &mut it.link);
+        links.filter_map(|it| match it {
+            Link::Rdma(end) => Some(&mut **end),
+            Link::Tcp { .. } => None,
+        })
+    }
+
+    /// Number of its connections over RDMA that the server may have.
+    pub(super) fn connections_over_rdma(&mut self) -> usize {
+        self.ends().count()
+    }
+
+    /// The server is killed, which ends all connections.
+    pub(super) fn server_killed(&mut self) {
+        self.ends()
+            .for_each(|it| it.may_end("the server was killed"));
     }
 
     /// One of its connections breaks.
     pub(super) fn cut(&mut self) {
         if !self.connections.is_empty() {
             let index = self.random.below(self.connections.len() as u64) as usize;
-            self.connections[index].wire.cut();
+            self.connections[index].link.cut();
         }
     }
 
     /// It loses its connections until then: in order, or without the server noticing.
-    pub(super) fn leave(&mut self, until: Nanos, silently: bool) {
-        for connection in &self.connections {
-            match silently {
-                true => connection.wire.vanish(),
-                false => connection.wire.cut(),
-            }
-        }
+    pub(super) fn leave(&mut self, until: Nanos, silently: bool, now: Nanos) {
         if silently {
             for connection in std::mem::take(&mut self.connections) {
-                self.lose_copies(connection.number);
+                self.vanish(connection, now);
             }
         }
+        for connection in &mut self.connections {
+            connection.link.cut();
+        }
         self.absent_until = until;
+    }
+
+    fn vanish(&mut self, connection: Connection, now: Nanos) {
+        match connection.link {
+            Link::Tcp { wire, .. } => {
+                wire.vanish();
+                self.lose_copies(connection.number);
+            }
+            Link::Rdma(mut end) => {
+                for copy in end.unanswered() {
+                    self.lose_copies(copy);
+                }
+                if end.vanish(now) {
+                    self.ghosts.push(*end);
+                }
+            }
+        }
     }
 
     /// Whether it has no connection by its own will.
@@ -220,8 +333,8 @@ impl FileClient {
     /// forgotten.
     pub(super) fn restart(&mut self) -> Vec<OperationId> {
         self.verifier[0] = self.verifier[0].wrapping_add(1);
-        for connection in &self.connections {
-            connection.wire.cut();
+        for connection in &mut self.connections {
+            connection.link.cut();
         }
         self.forget_session();
         self.client.restart(self.verifier)
@@ -237,7 +350,10 @@ impl FileClient {
     pub(super) fn next_due(&self, now: Nanos) -> Option<Nanos> {
         let repeats = self.delayed.iter().map(|it| it.0);
         let returns = self.connections.is_empty().then_some(self.absent_until);
-        let wires = self.connections.iter().filter_map(|it| it.wire.next_due());
+        let wires = self.connections.iter().filter_map(|it| match &it.link {
+            Link::Tcp { wire, .. } => wire.next_due(),
+            Link::Rdma(_) => None,
+        });
         let due = repeats.chain(returns).chain(wires).min();
         due.map(|it| it.max(now + Nanos(1)))
     }
@@ -279,19 +395,19 @@ impl FileClient {
             return;
         }
         let index = self.random.below(self.connections.len() as u64) as usize;
-        let connection = &self.connections[index];
+        let Connection { number, link } = &mut self.connections[index];
         if let Some(sent) = self.sent.get_mut(&xid) {
-            connection.wire.send(&sent.message);
-            sent.copies.push(connection.number);
+            let copy = link.send(&sent.message, *number, &mut self.next_connection);
+            sent.copies.push(copy);
             sent.at = Some(now);
             self.sent_at = now;
             if sent.answer.is_none() {
-                self.client.sent(sent.slot, connection.number);
+                self.client.sent(sent.slot, copy);
             }
         }
     }
 
-    /// A connection has ended: its answers do not arrive any more.
+    /// A connection over TCP has ended, or a call over RDMA has no answer: it does not arrive any more.
     fn lose_copies(&mut self, number: u64) {
         self.client.lose_connection(number);
         self.sent.retain(|_, sent| {
@@ -313,8 +429,8 @@ impl FileClient {
                 index += 1;
                 continue;
             }
-            let number = self.connections.remove(index).number;
-            self.lose_copies(number);
+            let connection = self.connections.remove(index);
+            self.ended(connection);
             if self.connections.is_empty() {
                 let pause = self.random.below(RECONNECT_AFTER_MAX.as_nanos());
                 self.absent_until = self.absent_until.max(now + Nanos(pause));
@@ -322,15 +438,17 @@ impl FileClient {
         }
         if self.connections.is_empty() && now >= self.absent_until {
             for _ in 0..self.random.between(1, CONNECTIONS_MAX as u64) {
-                self.connect(listener);
+                self.connect(listener, now);
             }
         }
-        let Some(first) = self.connections.first() else {
+        self.ghosts.retain(|it| !it.is_over(now));
+        let Some(first) = self.connections.first_mut() else {
             return Ok(events);
         };
         if let Some(message) = self.client.control() {
-            first.wire.send(message.bytes());
-            self.client.control_sent(first.number);
+            let next = &mut self.next_connection;
+            let copy = first.link.send(message.bytes(), first.number, next);
+            self.client.control_sent(copy);
         }
         for (at, slot) in std::mem::take(&mut self.delayed) {
             match at <= now {
@@ -349,6 +467,20 @@ impl FileClient {
         Ok(events)
     }
 
+    /// A connection has ended.
+    fn ended(&mut self, connection: Connection) {
+        match connection.link {
+            Link::Tcp { .. } => self.lose_copies(connection.number),
+            Link::Rdma(end) => {
+                for copy in end.unanswered() {
+                    self.lose_copies(copy);
+                }
+                self.of_rdma.violations += end.violations;
+                self.of_rdma.invalidations += end.invalidations;
+            }
+        }
+    }
+
     /// Receives what has arrived over a connection.
     fn receive(
         &mut self,
@@ -356,40 +488,86 @@ impl FileClient {
         now: Nanos,
         events: &mut Vec<Event>,
     ) -> Result<HostEnd, String> {
-        let connection = &mut self.connections[index];
+        let number = self.connections[index].number;
+        let (wire, stream) = match &mut self.connections[index].link {
+            Link::Tcp { wire, stream } => (wire, stream),
+            Link::Rdma(_) => return self.receive_over_rdma(index, now, events),
+        };
         let mut arrived = Vec::new();
-        let end = connection.wire.receive(&mut arrived);
-        let number = connection.number;
+        let end = wire.receive(&mut arrived);
+        let mut records = Vec::new();
         let mut rest = &arrived[..];
         while !rest.is_empty() {
-            let stream = &mut self.connections[index].stream;
             let room = stream.room();
             let length = room.len().min(rest.len());
             room[..length].copy_from_slice(&rest[..length]);
             stream.received(length);
             rest = &rest[length..];
-            while let Some(record) = self.next_record(index)? {
-                self.received(number, record, now, events)?;
+            while let Some(record) = next_record(stream)? {
+                records.push(record);
+            }
+        }
+        for record in records {
+            self.received(number, record, now, events)?;
+        }
+        Ok(end)
+    }
+
+    fn receive_over_rdma(
+        &mut self,
+        index: usize,
+        now: Nanos,
+        events: &mut Vec<Event>,
+    ) -> Result<HostEnd, String> {
+        let mut arrived = Vec::new();
+        let Link::Rdma(end) = &mut self.connections[index].link else {
+            return Ok(HostEnd::Open);
+        };
+        end.pump(now, &mut arrived)?;
+        let mut end = HostEnd::Open;
+        for arrived in arrived {
+            match arrived {
+                Arrived::Established => {
+                    self.of_rdma.connections += 1;
+                    self.falls_back = false;
+                }
+                Arrived::Reply(copy, record) => {
+                    self.of_rdma.replies += 1;
+                    self.received(copy, record, now, events)?;
+                }
+                Arrived::Refused(copy) => {
+                    self.of_rdma.refused += 1;
+                    self.lose_copies(copy);
+                }
+                Arrived::Ended { was_established } => {
+                    self.falls_back |= !was_established;
+                    end = HostEnd::Reset;
+                }
             }
         }
         Ok(end)
     }
 
-    fn next_record(&mut self, index: usize) -> Result<Option<Vec<u8>>, String> {
-        let record = self.connections[index].stream.next_record();
-        let record = record.map_err(|error| format!("replies end: {error:?}"))?;
-        Ok(record.map(<[u8]>::to_vec))
-    }
-
-    fn connect(&mut self, listener: &Listener) {
+    fn connect(&mut self, listener: &Listener, now: Nanos) {
         let random = Random::new(self.random.bits(), 1);
-        let wire = listener.connect(self.address, self.network, random);
         self.next_connection += 1;
-        self.connections.push(Connection {
-            number: self.next_connection,
-            wire,
-            stream: ReplyStream::default(),
+        let number = self.next_connection;
+        let is_rdma = !std::mem::take(&mut self.falls_back);
+        let over_rdma = self.over_rdma.as_mut().filter(|_| is_rdma);
+        let end = over_rdma.and_then(|it| {
+            let is_chosen = it.random.permille(it.permille);
+            let random = Random::new(it.random.bits(), 2);
+            let end = is_chosen.then(|| RdmaEnd::connect(&it.machine, random, now));
+            end.flatten()
         });
+        let link = match end {
+            Some(end) => Link::Rdma(Box::new(end)),
+            None => Link::Tcp {
+                wire: listener.connect(self.address, self.network, random),
+                stream: Box::default(),
+            },
+        };
+        self.connections.push(Connection { number, link });
     }
 
     fn received(
@@ -474,6 +652,12 @@ impl FileClient {
         self.end_if_last(xid);
         Ok(())
     }
+}
+
+fn next_record(stream: &mut ReplyStream) -> Result<Option<Vec<u8>>, String> {
+    let record = stream.next_record();
+    let record = record.map_err(|error| format!("replies end: {error:?}"))?;
+    Ok(record.map(<[u8]>::to_vec))
 }
 
 /// Whether a reply was not kept.

@@ -68,7 +68,8 @@ impl FileWorld {
         let silently = self.random.coin();
         self.note(format_args!("client {client} is silent until {until}"));
         self.silences += 1;
-        self.clients[client].session.leave(until, silently);
+        let now = self.now();
+        self.clients[client].session.leave(until, silently, now);
         if self.random.permille(KILL_PERMILLE) && self.server.is_running() {
             self.kill(false);
         }
@@ -99,7 +100,7 @@ impl FileWorld {
     }
 
     /// Lets time pass in which clients renew their leases.
-    fn pass_time(&mut self, duration: Nanos) -> Result<(), String> {
+    pub(super) fn pass_time(&mut self, duration: Nanos) -> Result<(), String> {
         let end = self.now() + duration;
         while self.now() < end {
             self.renew();

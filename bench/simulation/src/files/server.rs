@@ -7,17 +7,21 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Device, DeviceSet, QueueOptions, ReactorDevices};
+use block::{Device, DeviceSet, MemoryDevice, QueueOptions, ReactorDevices};
+use files_rdma::{Endpoint, RdmaFileOptions, RdmaFilePoller, RdmaFileService};
 use files_server::{Clients, Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
+use files_service::FileCore;
 use files_store::{FormatOptions, ShareId, Time, Uuid, VolatileOptions, Volume};
 use files_tcp::{
     DeviceOfVolume, FilePoller, FileService, FileServiceOptions, RecordStore, VolumeLevels, stored,
 };
-use hugemem::{Arena, ArenaConfig, PagePolicy};
+use hugemem::{Arena, ArenaConfig, PagePolicy, Region};
+use rdma_testing::fake::Fake;
 use reactors::{Nanos, Poller as _};
 use rustix::event::EventfdFlags;
 
 use super::network::FileNetwork;
+use super::rdma::{FileFabric, SERVER_ADDRESS};
 use super::swarm::{Backing, FileSwarm};
 use crate::disk::{Disk, DiskBehaviour, DiskShape};
 use crate::network::Listener;
@@ -103,12 +107,23 @@ impl RecordStore for RecordsOfServer {
 }
 
 /// An open device and its volume.
-type Opened = (Arc<dyn Device>, Volume);
+struct Opened {
+    device: Arc<dyn Device>,
+    /// Its memory, if clients read it by RDMA.
+    memory: Option<Arc<MemoryDevice>>,
+    volume: Volume,
+}
 
 /// The device of the volume.
 enum Storage {
     Disk(Disk),
     Ram(Ram),
+}
+
+/// The transport over RDMA of a started server.
+struct Rdma {
+    service: Rc<RefCell<RdmaFileService<Fake>>>,
+    poller: RdmaFilePoller<Fake>,
 }
 
 /// A started server.
@@ -117,6 +132,7 @@ struct Running {
     poller: FilePoller<FileNetwork>,
     devices: ReactorDevices,
     levels: Arc<VolumeLevels>,
+    rdma: Option<Rdma>,
     /// Kept while the queue of the device is open.
     _device: Arc<dyn Device>,
 }
@@ -136,6 +152,7 @@ pub(super) struct FileServer {
     random: Random,
     time: SharedTime,
     starts: u64,
+    fabric: Option<FileFabric>,
     running: Option<Running>,
 }
 
@@ -144,7 +161,12 @@ impl FileServer {
     ///
     /// # Errors
     /// There is no memory, or the device cannot be formatted.
-    pub(super) fn new(swarm: &FileSwarm, seed: u64, time: &SharedTime) -> Result<Self, String> {
+    pub(super) fn new(
+        swarm: &FileSwarm,
+        seed: u64,
+        time: &SharedTime,
+        fabric: Option<FileFabric>,
+    ) -> Result<Self, String> {
         let mut random = Random::new(seed, 0xF100);
         let shape = DiskShape {
             block_size: BLOCK_BYTES,
@@ -191,6 +213,7 @@ impl FileServer {
             random,
             time: time.clone(),
             starts: 0,
+            fabric,
             running: None,
         })
     }
@@ -222,9 +245,14 @@ impl FileServer {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let now = self.time.now();
         let pool = self.arena.pool(1);
-        let Some((device, volume)) = self.open(&pool, failures)? else {
+        let Some(opened) = self.open(&pool, failures)? else {
             return Ok(false);
         };
+        let Opened {
+            device,
+            memory,
+            volume,
+        } = opened;
         let keeps_records = self.is_durable();
         self.starts += 1;
         let now = Now {
@@ -283,14 +311,47 @@ impl FileServer {
         let service = Rc::new(RefCell::new(service.map_err(|it| text(&it))?));
         devices.add(service.clone());
         let poller = FilePoller::new(Rc::clone(&service)).map_err(|it| text(&it))?;
+        let core = Rc::clone(service.borrow().core());
+        let rdma = match &self.fabric {
+            Some(fabric) => Some(self.over_rdma(fabric, core, memory.as_deref())?),
+            None => None,
+        };
         self.running = Some(Running {
             service,
             poller,
             devices,
             levels,
+            rdma,
             _device: device,
         });
         Ok(true)
+    }
+
+    /// The service over RDMA.
+    fn over_rdma(
+        &self,
+        fabric: &FileFabric,
+        core: Rc<RefCell<FileCore>>,
+        memory: Option<&MemoryDevice>,
+    ) -> Result<Rdma, String> {
+        let of_device = memory.map(|it| it.store().region());
+        let regions: Vec<&Region> = [self.arena.region()].into_iter().chain(of_device).collect();
+        let endpoint = Endpoint::new(fabric.server(), &regions);
+        let mut endpoint = endpoint.map_err(|error| error.to_string())?;
+        let listening = endpoint.listen(SERVER_ADDRESS);
+        listening.map_err(|error| error.to_string())?;
+        let service = RdmaFileService::new(RdmaFileOptions {
+            core,
+            arena: Arc::clone(&self.arena),
+            endpoint,
+            counters: Arc::default(),
+        });
+        let service = Rc::new(RefCell::new(service.map_err(|error| error.to_string())?));
+        let poller = RdmaFilePoller::new(Rc::clone(&service));
+        Ok(Rdma {
+            service,
+            poller: poller.map_err(|error| error.to_string())?,
+        })
     }
 
     /// Opens the device and the volume on it; `None` if that fails because the device does.
@@ -304,7 +365,11 @@ impl FileServer {
             Storage::Ram(ram) => {
                 let opened = ram.open("ram", self.device_bytes, false);
                 let opened = opened.map_err(|error| error.to_string())?;
-                Ok(Some((opened.device, Volume::volatile(&volatile))))
+                Ok(Some(Opened {
+                    device: opened.device,
+                    memory: Some(opened.memory),
+                    volume: Volume::volatile(&volatile),
+                }))
             }
             Storage::Disk(disk) => {
                 let volume = match self.backing {
@@ -327,7 +392,11 @@ impl FileServer {
                     Backing::Ram | Backing::Volatile => Volume::volatile(&volatile),
                 };
                 disk.set_behaviour(self.behaviour);
-                Ok(Some((Arc::new(disk.clone()), volume)))
+                Ok(Some(Opened {
+                    device: Arc::new(disk.clone()),
+                    memory: None,
+                    volume,
+                }))
             }
         }
     }
@@ -349,6 +418,10 @@ impl FileServer {
     /// Kills it at this moment. Any part of what is being stored is stored. If the power fails, too,
     /// the device loses any part of what was not flushed.
     pub(super) fn kill(&mut self, power_fails: bool) {
+        // The kernel destroys the queue pairs of a process that ends.
+        if let Some(rdma) = self.running.as_ref().and_then(|it| it.rdma.as_ref()) {
+            rdma.service.borrow_mut().end(self.time.now());
+        }
         self.running = None;
         self.hold_device(Nanos::ZERO);
         let mut records = self.records.borrow_mut();
@@ -372,11 +445,21 @@ impl FileServer {
         let Some(running) = &mut self.running else {
             return false;
         };
-        let received = running.poller.poll(now).is_busy();
-        let moved = running.devices.poll(now) > 0;
+        let mut is_busy = running.poller.poll(now).is_busy();
+        if let Some(rdma) = &mut running.rdma {
+            is_busy |= rdma.poller.poll(now).is_busy();
+        }
+        is_busy |= running.devices.poll(now) > 0;
         running.poller.flush(now);
+        if let Some(rdma) = &mut running.rdma {
+            rdma.poller.flush(now);
+            if !is_busy {
+                // A reactor without work sleeps, and looks at everything before.
+                is_busy = rdma.service.borrow_mut().poll_events(now) > 0;
+            }
+        }
         running.devices.flush();
-        received || moved
+        is_busy
     }
 
     /// Number of connections and of requests in flight.
@@ -384,6 +467,13 @@ impl FileServer {
     pub(super) fn counts(&self) -> (usize, usize) {
         let running = self.running.as_ref();
         running.map_or((0, 0), |it| it.service.borrow().counts())
+    }
+
+    /// Number of connections over RDMA.
+    #[must_use]
+    pub(super) fn connections_over_rdma(&self) -> usize {
+        let running = self.running.as_ref().and_then(|it| it.rdma.as_ref());
+        running.map_or(0, |it| it.service.borrow().connections())
     }
 
     /// Bytes for data of the volume, and those that are free, as of the last second.
@@ -449,7 +539,9 @@ impl FileServer {
             Storage::Ram(ram) => ram.next_due(),
         };
         let records = self.records.borrow().storing.front().map(|it| it.0);
-        let timers = running.poller.next_deadline();
+        let of_rdma = running.rdma.as_ref();
+        let of_rdma = of_rdma.and_then(|it| it.poller.next_deadline());
+        let timers = running.poller.next_deadline().into_iter().chain(of_rdma);
         let queues = running.devices.next_deadline();
         let dues = device.into_iter().chain(records).chain(timers);
         dues.chain(queues).min()

@@ -81,6 +81,42 @@ pub struct FileSwarm {
     pub file_bytes_max: u64,
     /// How often an OPEN denies something to others, per thousand.
     pub denial_permille: u32,
+    /// Connections over RDMA, if there are any.
+    pub rdma: Option<RdmaSwarm>,
+}
+
+/// The choices of a seed with connections over RDMA.
+#[derive(Clone, Copy, Debug)]
+pub struct RdmaSwarm {
+    /// How many connections of clients are over RDMA, per thousand.
+    pub permille: u32,
+    /// Duration of a tick of the fabric.
+    pub tick: Nanos,
+    /// Ticks between two tries of a request.
+    pub retry_ticks: u64,
+    /// Reads that a connection executes at the same time.
+    pub reads: u8,
+    /// How often a work request is late, fails or is stuck, per thousand events.
+    pub disturbed: u32,
+    /// How often a message violates the protocol or an agreement, per thousand.
+    pub hostile: u32,
+}
+
+impl RdmaSwarm {
+    /// The choices of a seed, drawn apart, so that seeds without RDMA are as they were.
+    fn of(seed: u64) -> Option<Self> {
+        let mut random = Random::new(seed, 0xF7);
+        let permille = random.pick(&[0, 0, 400, 800, 1000]);
+        let chosen = Self {
+            permille,
+            tick: Nanos::from_micros(random.pick(&[1, 5, 20])),
+            retry_ticks: random.pick(&[1, 50, 500]),
+            reads: random.pick(&[1, 2, 4, 16]),
+            disturbed: random.pick(&[0, 5, 30]),
+            hostile: random.pick(&[0, 0, 5, 20]),
+        };
+        (permille > 0).then_some(chosen)
+    }
 }
 
 impl FileSwarm {
@@ -158,6 +194,7 @@ impl FileSwarm {
             write_bytes_max: random.pick(&[600, 9000, 70_000]),
             file_bytes_max: random.pick(&[9000, 40_000, 200_000]),
             denial_permille: random.pick(&[0, 150, 400, 400]),
+            rdma: RdmaSwarm::of(seed),
         }
     }
 }

@@ -6,9 +6,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use reactors::Nanos;
 
 use super::action::Action;
-use super::client::{Answer, Event, FileClient, OperationId, Repetitions};
+use super::client::{Answer, Event, FileClient, OperationId, OverRdma, Repetitions};
 use super::judge::Verdict;
 use super::model::{Model, ObjectId};
+use super::rdma::{FileFabric, Machine};
 use super::server::FileServer;
 use super::swarm::FileSwarm;
 use super::workload;
@@ -20,17 +21,10 @@ use crate::trace::Trace;
 
 /// The longest time for an answer, with restarts, absences and grace periods.
 const PATIENCE: Nanos = Nanos::from_secs(400);
-/// Longest time that a stream or the device stands still.
-const STANDSTILL_MAX: Nanos = Nanos::from_secs(1);
-/// Longest time that a client is away, and that the server does not run.
-const ABSENCE_MAX: Nanos = Nanos::from_secs(3);
+/// Longest time that the server does not run.
 const DOWNTIME_MAX: Nanos = Nanos::from_millis(50);
 /// How often the device fails while the server starts, per thousand starts.
 const FAILING_START_PERMILLE: u32 = 300;
-/// Longest time that requests to the device fail.
-const FAILURE_MAX: Nanos = Nanos::from_millis(20);
-/// Longest time until a failure of the volume is shown.
-const LEVELS_AFTER: Nanos = Nanos::from_millis(1100);
 /// How often an operator looks for failures, per thousand events.
 const OPERATOR_PERMILLE: u32 = 60;
 /// Longest time between two events without a client that can do anything.
@@ -39,8 +33,6 @@ const AWAIT_MAX: Nanos = Nanos::from_millis(300);
 const GRACE_RETRY_MAX: Nanos = Nanos::from_millis(200);
 /// Longest time that a reply is on its way.
 const ON_ITS_WAY: Nanos = Nanos::from_secs(5);
-/// How often others wait for a silent client to return, per thousand events.
-const RETURN_PERMILLE: u32 = 20;
 /// Longest pause before an operation is tried again.
 const RETRY_AFTER_MAX: Nanos = Nanos::from_millis(3);
 /// The shortest step of time without anything to do; it is doubled up to this often.
@@ -90,6 +82,9 @@ pub struct FileWorld {
     pub(super) random: Random,
     pub(super) server: FileServer,
     pub(super) clients: Vec<ClientSide>,
+    pub(super) fabric: Option<FileFabric>,
+    /// Faults of the fabric are drawn apart.
+    pub(super) of_fabric: Random,
     /// A client without faults, which compares the volume with the model.
     auditor: FileClient,
     auditor_is_ready: bool,
@@ -100,7 +95,7 @@ pub struct FileWorld {
     pub(super) must_audit: bool,
     server_starts_at: Option<Nanos>,
     /// Until when requests to the device fail.
-    fails_until: Option<Nanos>,
+    pub(super) fails_until: Option<Nanos>,
     /// Steps since anything was done.
     idle_steps: u32,
     /// When the grace period ends at the latest, and since when every client has reclaimed.
@@ -116,8 +111,8 @@ pub struct FileWorld {
     /// Losses of power, and other ends of the server.
     pub kills: u64,
     /// Times at which the device began to fail, and volumes that became read-only.
-    failures: u64,
-    read_only: u64,
+    pub(super) failures: u64,
+    pub(super) read_only: u64,
 }
 
 impl FileWorld {
@@ -128,14 +123,28 @@ impl FileWorld {
     pub fn new(seed: u64, swarm: FileSwarm) -> Result<Self, String> {
         let time = SharedTime::default();
         time.set(Nanos::from_secs(1));
-        let server = FileServer::new(&swarm, seed, &time)?;
-        let client = |number: usize| ClientSide {
+        let fabric = swarm.rdma.map(|it| FileFabric::new(seed, it)).transpose()?;
+        let server = FileServer::new(&swarm, seed, &time, fabric.clone())?;
+        let address = |number: usize| IpAddr::V4(Ipv4Addr::new(192, 0, 2, number as u8 + 1));
+        let over_rdma = |number: usize| -> Result<_, String> {
+            let (Some(fabric), Some(swarm)) = (&fabric, swarm.rdma) else {
+                return Ok(None);
+            };
+            let mut random = Random::new(seed, 0xF800 + number as u64);
+            Ok(Some(OverRdma {
+                machine: Machine::new(fabric, address(number), &mut random)?,
+                permille: swarm.permille,
+                random,
+            }))
+        };
+        let client = |(number, over_rdma): (usize, _)| ClientSide {
             session: FileClient::new(
                 number,
-                IpAddr::V4(Ipv4Addr::new(192, 0, 2, number as u8 + 1)),
+                address(number),
                 swarm.network,
                 swarm.repetitions,
                 Random::new(seed, 0xF200 + number as u64),
+                over_rdma,
             ),
             stage: Stage::New,
             established_at: Nanos::ZERO,
@@ -154,9 +163,13 @@ impl FileWorld {
             clean,
             Repetitions::default(),
             Random::new(seed, 0xF2FF),
+            None,
         );
+        let over_rdma: Result<Vec<_>, _> = (0..swarm.clients).map(over_rdma).collect();
         Ok(Self {
-            clients: (0..swarm.clients).map(client).collect(),
+            clients: over_rdma?.into_iter().enumerate().map(client).collect(),
+            fabric,
+            of_fabric: Random::new(seed, 0xF9),
             swarm,
             time,
             trace: Trace::default(),
@@ -187,6 +200,7 @@ impl FileWorld {
     #[must_use]
     pub fn figures(&self) -> Figures {
         let clients = self.clients.iter();
+        let of_rdma = || self.clients.iter().map(|it| it.session.of_rdma);
         Figures {
             files: FileFigures {
                 seeds: 1,
@@ -203,6 +217,11 @@ impl FileWorld {
                 dropped: self.model.drops,
                 reclaims: self.model.reclaims,
                 reclaims_refused: self.model.reclaims_refused,
+                rdma_connections: of_rdma().map(|it| it.connections).sum(),
+                rdma_replies: of_rdma().map(|it| it.replies).sum(),
+                rdma_refused: of_rdma().map(|it| it.refused).sum(),
+                rdma_invalidations: of_rdma().map(|it| it.invalidations).sum(),
+                rdma_violations: of_rdma().map(|it| it.violations).sum(),
             },
             time: self.now(),
             ..Figures::default()
@@ -253,99 +272,7 @@ impl FileWorld {
         Ok(())
     }
 
-    /// Draws the faults of an event.
-    fn faults(&mut self) -> Result<(), String> {
-        let faults = self.swarm.faults;
-        let client = self.random.below(self.clients.len() as u64) as usize;
-        if self.random.permille(faults.cut) {
-            self.note(format_args!("a connection of client {client} breaks"));
-            self.clients[client].session.cut();
-        }
-        if self.random.permille(faults.stall) {
-            let until = self.now() + Nanos(self.random.below(STANDSTILL_MAX.as_nanos()));
-            let to_server = self.random.coin();
-            if let Some(wire) = self.clients[client].session.wires().next() {
-                wire.stall(to_server, until);
-            }
-            self.note(format_args!("a connection of client {client} stands still"));
-        }
-        if self.random.permille(faults.hold) {
-            let until = self.now() + Nanos(self.random.below(STANDSTILL_MAX.as_nanos()));
-            self.server.hold_device(until);
-            self.note(format_args!("the device stands still until {until}"));
-        }
-        if self.random.permille(faults.leave) && !self.clients[client].session.is_absent(self.now())
-        {
-            let until = self.now() + Nanos(self.random.below(ABSENCE_MAX.as_nanos()));
-            let silently = self.random.coin();
-            self.note(format_args!("client {client} is away until {until}"));
-            self.clients[client].session.leave(until, silently);
-        }
-        if self.random.permille(faults.restart) {
-            self.restart_client(client);
-        }
-        if faults.failure > 0 && self.random.permille(faults.failure) && self.server.is_running() {
-            self.begin_failure();
-        }
-        if self.random.permille(faults.kill) && self.server.is_running() {
-            let power_fails = self.random.permille(faults.power);
-            self.kill(power_fails);
-        }
-        if faults.silence == 0 {
-            return Ok(());
-        }
-        if self.has_silent_client() {
-            if self.random.permille(RETURN_PERMILLE) {
-                self.await_return()?;
-            }
-        } else if self.random.permille(faults.silence) {
-            self.silence(client)?;
-        }
-        Ok(())
-    }
-
-    /// Requests to the device fail for a while, and then succeed again.
-    fn begin_failure(&mut self) {
-        let (errors, flush_errors) = match self.random.below(3) {
-            0 => (0, 1000),
-            1 => (self.random.between(1, 300) as u32, 0),
-            _ => (20, 300),
-        };
-        let until = self.now() + Nanos(self.random.below(FAILURE_MAX.as_nanos()));
-        self.note(format_args!(
-            "the device fails until {until}: {errors} and {flush_errors} per thousand"
-        ));
-        self.server.begin_failure(errors, flush_errors);
-        self.fails_until = Some(until);
-        self.model.device_fails = true;
-        self.failures += 1;
-    }
-
-    /// The operator has found out what fails: the device works, and a read-only volume is opened again
-    /// by another start.
-    pub(super) fn end_failure(&mut self) -> Result<(), String> {
-        if !self.model.device_fails {
-            return Ok(());
-        }
-        self.server.end_failure();
-        self.fails_until = None;
-        self.quiesce()?;
-        self.run_for(LEVELS_AFTER)?;
-        let has_failed = self.server.has_failed();
-        self.note(format_args!("the volume is read-only: {has_failed}"));
-        if self.model.metadata_failed.is_some() && !has_failed {
-            return Err("a change has failed, and the volume is not read-only".to_owned());
-        }
-        if has_failed {
-            self.read_only += 1;
-            let power_fails = self.random.coin();
-            self.kill(power_fails);
-        }
-        self.model.device_fails = false;
-        Ok(())
-    }
-
-    fn restart_client(&mut self, client: usize) {
+    pub(super) fn restart_client(&mut self, client: usize) {
         self.note(format_args!("client {client} starts again"));
         let side = &mut self.clients[client];
         let forgotten = side.session.restart();
@@ -392,6 +319,7 @@ impl FileWorld {
         }
         for side in &mut self.clients {
             side.again.clear();
+            side.session.server_killed();
         }
     }
 
@@ -509,6 +437,9 @@ impl FileWorld {
             self.fails_until = None;
             self.server.end_failure();
         }
+        if let Some(fabric) = &self.fabric {
+            fabric.advance_to(self.now());
+        }
         let mut is_busy = self.server.turn();
         for client in 0..self.clients.len() {
             is_busy |= self.pump(client)?;
@@ -531,6 +462,7 @@ impl FileWorld {
                 let dues = dues.chain(again).chain(self.server.next_due());
                 let dues = dues.chain(self.server_starts_at);
                 let dues = dues.chain(self.auditor.next_due(now));
+                let dues = dues.chain(self.fabric.as_ref().and_then(FileFabric::next_due));
                 // What waits for something else is due at once, again and again.
                 let pause = Nanos(IDLE_STEP.as_nanos() << self.idle_steps);
                 dues.min().unwrap_or(latest).max(now + pause)
