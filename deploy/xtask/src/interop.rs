@@ -549,18 +549,18 @@ impl Scenario {
         matches!(self.name, "concat" | "rdma-drive")
     }
 
-    /// Lets a command of the lab use the scenario's kind of guest.
-    fn choose_guest(&self, lab: &mut Command) {
-        if self.needs_backports() {
+    /// Lets a command of the lab use the scenario's kind of guest, or one with the newer kernel.
+    fn choose_guest(&self, lab: &mut Command, newer_kernel: bool) {
+        if newer_kernel || self.needs_backports() {
             lab.env("LAB_BACKPORTS", "1");
             lab.env("LAB_DIR", process::root().join("target/lab-backports"));
         }
     }
 
     /// Builds the scenario's kind of guest.
-    pub(crate) fn build_guest(&self) -> Result<(), String> {
+    pub(crate) fn build_guest(&self, newer_kernel: bool) -> Result<(), String> {
         let mut build = process::lab();
-        self.choose_guest(build.arg("build"));
+        self.choose_guest(build.arg("build"), newer_kernel);
         process::run(&mut build)
     }
 
@@ -597,6 +597,9 @@ pub(crate) struct Options {
     /// Take the appliance's release build.
     #[arg(long)]
     release: bool,
+    /// Boot the kernel of Debian's backports in every scenario, and not only where it is needed.
+    #[arg(long)]
+    newer_kernel: bool,
 }
 
 fn scenario_names() -> clap::builder::PossibleValuesParser {
@@ -609,14 +612,15 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     if !options.self_check {
         process::run(&mut build(options.release))?;
     }
-    let harness = Harness::of_repository(options.release, options.self_check);
+    let mut harness = Harness::of_repository(options.release, options.self_check);
+    harness.newer_kernel = options.newer_kernel;
     let mut failures = Vec::new();
     for scenario in SCENARIOS {
         if options.self_check && !scenario.supports_self_check() {
             continue;
         }
         if options.scenarios.is_empty() || options.scenarios.iter().any(|n| n == scenario.name) {
-            scenario.build_guest()?;
+            scenario.build_guest(options.newer_kernel)?;
             let result = harness.run(scenario);
             println!(
                 "{}: {}",
@@ -672,6 +676,8 @@ pub(crate) struct Harness {
     self_check: bool,
     /// Number of repetitions of repeating scripts.
     rounds: u32,
+    /// Whether every scenario gets the newer kernel.
+    newer_kernel: bool,
 }
 
 impl Harness {
@@ -687,6 +693,7 @@ impl Harness {
             share: root,
             self_check,
             rounds: ROUNDS_DEFAULT,
+            newer_kernel: false,
         }
     }
 
@@ -792,7 +799,7 @@ impl Harness {
             ADDRESS_IN_GUEST
         };
         let mut command = killed_with_parent(&self.lab);
-        scenario.choose_guest(command.arg("run"));
+        scenario.choose_guest(command.arg("run"), self.newer_kernel);
         match &scenario.place {
             Place::Here(_) => command.arg("--net"),
             Place::Guest(machine) => command.args(machine.options),

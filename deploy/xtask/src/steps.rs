@@ -510,7 +510,7 @@ fn interop_scenarios(extent: Extent) -> Vec<Row> {
     let harness = Harness::of_repository(false, false);
     let run = |scenario: &interop::Scenario| {
         timed(format!("interop {}", scenario.name), || {
-            scenario.build_guest()?;
+            scenario.build_guest(false)?;
             harness.run(scenario)
         })
     };

@@ -19,6 +19,7 @@ fn harness(plan: &str) -> (Harness, tempfile::TempDir) {
         share: scratch.path().to_path_buf(),
         self_check: false,
         rounds: 1,
+        newer_kernel: false,
     };
     (harness, scratch)
 }
