@@ -371,6 +371,7 @@ impl<P: Provider> MemoryMap<P> {
     /// A part of memory of another device for a local work request: of at most `bytes` bytes from
     /// `offset` on, as many as are in the same slice. `None` unless a request of a neighbour is in
     /// flight there, which has to last as long as the work request.
+    #[inline]
     #[must_use]
     pub fn piece_in_device(
         &self,

@@ -349,7 +349,10 @@ mod tests {
         // Two queue pairs of 257 entries with 128 KiB of lists each, and the allocations of every
         // drive.
         let pair = 257 * (64 + 16) + (128 << 10);
-        assert_eq!(drive.fixed, 2 * pair + (28 << 10) + (8 << 10) + (64 << 10));
+        assert_eq!(
+            drive.fixed,
+            2 * pair + (28 << 10) + (8 << 10) + (64 << 10) + (32 << 10)
+        );
         let null = "[[device]]\nname = \"d\"\ntype = \"null\"\nsize = \"1GiB\"\n";
         assert_eq!(needs_of(&config(null), 2).fixed, 0);
     }

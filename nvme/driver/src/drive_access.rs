@@ -6,6 +6,7 @@ use hugemem::DeviceMemory;
 use nvme_spec::registers::{Cap, cq_head_doorbell, sq_tail_doorbell};
 
 use crate::backing::{ControllerMemory, DeviceBacking};
+use crate::data_pages::DataPages;
 
 /// The part of a controller memory buffer that contains the submission queues.
 #[derive(Clone)]
@@ -30,6 +31,8 @@ pub(crate) struct DriveAccess {
     /// The part of the controller memory buffer for data. It ends before the controller is started
     /// again.
     pub(crate) data_memory: Option<Arc<DeviceMemory>>,
+    /// The PRP entries of its pages, if they are written.
+    pub(crate) data_pages: Option<DataPages>,
     /// Whether the controller accepted the shadow doorbells.
     pub(crate) shadow: bool,
 }

@@ -36,6 +36,7 @@
 mod admin;
 pub mod backing;
 mod bring_up;
+mod data_pages;
 mod doorbell;
 mod drive;
 mod drive_access;

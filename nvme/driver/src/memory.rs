@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use hugemem::{Arena, DmaBuffer};
 
+use crate::data_pages::DATA_PAGES_BYTES;
 use crate::error::DriveError;
 use crate::identity::{Limits, PART_BYTES_MAX_PRP};
 
@@ -155,19 +156,26 @@ pub(crate) struct DriveMemory {
     pub(crate) shadow: Option<Arc<DmaBuffer>>,
     /// Zeroes to write, for a drive without Write Zeroes.
     pub(crate) zeroes: Option<Arc<DmaBuffer>>,
+    /// PRP entries of the drive's own memory for data, if it has such memory.
+    pub(crate) data_pages: Option<Arc<DmaBuffer>>,
 }
 
 /// Maximum bytes of one write of zeroes.
 pub(crate) const ZEROES_BYTES_MAX: usize = 64 << 10;
 
 /// Sizes in bytes of the contiguous pieces of the arena that a drive allocates at most: queues and
-/// PRP lists for each of `reactors`, admin pages, shadow doorbells, zeroes.
+/// PRP lists for each of `reactors`, admin pages, shadow doorbells, zeroes, entries of its own memory.
 #[must_use]
 pub fn arena_pieces(reactors: usize, queue_depth: u16) -> Vec<usize> {
     let slots = usize::from(queue_depth);
     let entries = slots + 1;
     let lists = (slots * LIST_BYTES_MAX).div_ceil(LIST_PIECE_BYTES);
-    let mut pieces = vec![ADMIN_BYTES, 2 * PAGE_BYTES, ZEROES_BYTES_MAX];
+    let mut pieces = vec![
+        ADMIN_BYTES,
+        2 * PAGE_BYTES,
+        ZEROES_BYTES_MAX,
+        DATA_PAGES_BYTES,
+    ];
     for _ in 0..reactors {
         pieces.extend([entries * SQE_BYTES, entries * CQE_BYTES]);
         pieces.extend(std::iter::repeat_n(LIST_PIECE_BYTES, lists));
@@ -181,6 +189,7 @@ impl DriveMemory {
         arena: &Arc<Arena>,
         reactors: usize,
         limits: &Limits,
+        has_data_memory: bool,
     ) -> Result<Self, DriveError> {
         let pairs = (0..reactors).map(|_| PairMemory::new(arena, limits).map(Arc::new));
         let zeroes = limits.zeroes_bytes();
@@ -193,6 +202,10 @@ impl DriveMemory {
             zeroes: zeroes
                 .map(|bytes| take(arena, bytes).map(Arc::new))
                 .transpose()?,
+            // Lists are written for each command without it.
+            data_pages: (has_data_memory && !limits.sgl)
+                .then(|| take(arena, DATA_PAGES_BYTES).ok().map(Arc::new))
+                .flatten(),
         })
     }
 

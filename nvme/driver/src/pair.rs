@@ -34,6 +34,7 @@ use nvme_spec::{Sqe, U16};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
 
 use crate::backing::{ControllerMemory, DeviceBacking};
+use crate::data_pages::DataPages;
 use crate::doorbell::Doorbell;
 use crate::identity::Limits;
 use crate::memory::{CQE_BYTES, PairMemory, SQE_BYTES};
@@ -136,6 +137,8 @@ pub(crate) struct Pair {
     submission: SubmissionQueue,
     /// The part of the controller memory buffer for data.
     pub(crate) data_memory: Option<Arc<DeviceMemory>>,
+    /// The PRP entries of its pages.
+    data_pages: Option<DataPages>,
     /// The address space of the drive, whose shared memory it can use.
     pub(crate) space: Option<AddressSpace>,
     backing: Option<Arc<dyn DeviceBacking>>,

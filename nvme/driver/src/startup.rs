@@ -15,6 +15,7 @@ use zerocopy::transmute;
 
 use crate::admin::{AdminEvent, AdminQueue};
 use crate::backing::DeviceBacking;
+use crate::data_pages::DataPages;
 use crate::drive_access::{CmbQueues, DriveAccess};
 use crate::error::{DriveError, Unusable};
 use crate::identity::{ControllerInfo, Identity, Limits, Namespace};
@@ -287,7 +288,8 @@ impl Startup {
         };
         if shared.memory.get().is_none() {
             let reactors = shared.options.reactors;
-            let memory = DriveMemory::new(&shared.arena, reactors, &limits)?;
+            let has_data_memory = self.buffer.as_ref().is_some_and(Buffer::holds_data);
+            let memory = DriveMemory::new(&shared.arena, reactors, &limits, has_data_memory)?;
             // Only one start runs at a time, so nothing else sets it.
             let _ = shared.memory.set(memory);
         }
@@ -355,12 +357,18 @@ impl Startup {
             limits: self.limits(),
             namespaces: std::mem::take(&mut self.found.namespaces),
         };
+        let data_memory = self.data_memory();
+        let data_pages = match (&self.memory().data_pages, &data_memory) {
+            (Some(buffer), Some(memory)) => DataPages::write(buffer, admin.dma_base(), memory),
+            _ => None,
+        };
         let drive_access = DriveAccess {
             backing: Arc::clone(&self.backing),
             cap: self.cap,
             dma_base: admin.dma_base(),
             room: self.room(),
-            data_memory: self.data_memory(),
+            data_memory,
+            data_pages,
             shadow: self.found.shadow,
         };
         StartupState::Ready(Box::new(Started {

@@ -306,6 +306,14 @@ pub trait DeviceQueue {
         0
     }
 
+    /// The device's own memory, and [`blocks_in`](Self::blocks_in) of it; `None` if it has none now, or the
+    /// memory has ended.
+    fn own_memory(&self) -> Option<(Arc<DeviceMemory>, u32)> {
+        let memory = self.device_memory().filter(|it| !it.has_ended())?;
+        let blocks = self.blocks_in(&memory);
+        Some((memory, blocks))
+    }
+
     /// Takes a read or a write without data, whose data is in one slice of `lease`, from the byte `offset`
     /// of the lease on, which is a multiple of the block size; or returns it. If it is taken, a request
     /// is in flight on that slice ([`DeviceLease::begin`] or [`DeviceLease::begin_by_neighbour`]) until

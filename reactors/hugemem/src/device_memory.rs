@@ -180,8 +180,17 @@ impl DeviceMemory {
             return None;
         }
         let mut free = self.free.load(Ordering::Relaxed);
-        while count > 0 && free.count_ones() >= count {
-            let left = (0..count).fold(free, |left, _| left & (left - 1));
+        // Most requests need one.
+        let has = |free: u64| match count {
+            0 => false,
+            1 => free != 0,
+            _ => free.count_ones() >= count,
+        };
+        while has(free) {
+            let left = match count {
+                1 => free & (free - 1),
+                _ => (0..count).fold(free, |left, _| left & (left - 1)),
+            };
             // Acquire: the leases before this one have ended.
             match self
                 .free
@@ -192,6 +201,7 @@ impl DeviceMemory {
                     return Some(DeviceLease {
                         memory: Arc::clone(self),
                         slices: free & !left,
+                        count,
                         own: 0,
                         neighbours: 0,
                     });
@@ -295,6 +305,8 @@ pub struct DeviceLease {
     memory: Arc<DeviceMemory>,
     /// Its slices, a bit each, as in [`DeviceMemory::free`].
     slices: u64,
+    /// Their number.
+    count: u32,
     /// Those with a request in flight of the device whose memory it is.
     own: u64,
     /// Those with a request in flight of a neighbour, each counted in [`DeviceMemory::uses`].
@@ -314,22 +326,32 @@ impl DeviceLease {
         !self.memory.has_ended()
     }
 
+    /// Its number of slices.
+    #[must_use]
+    pub fn slices(&self) -> usize {
+        self.count as usize
+    }
+
     /// Its size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.slices.count_ones() as usize * self.memory.slice_bytes
+        self.count as usize * self.memory.slice_bytes
     }
 
     /// The bit of the slice at `offset`, and the address of that byte.
     ///
     /// # Panics
     /// If the lease has fewer bytes.
+    #[inline]
     fn place(&self, offset: usize) -> (u64, u64) {
-        let (nth, within) = (
-            offset / self.memory.slice_bytes,
-            offset % self.memory.slice_bytes,
-        );
-        let rest = (0..nth).fold(self.slices, |rest, _| rest & rest.wrapping_sub(1));
+        let (rest, within) = match offset {
+            0 => (self.slices, 0),
+            _ => {
+                let nth = offset / self.memory.slice_bytes;
+                let rest = (0..nth).fold(self.slices, |rest, _| rest & rest.wrapping_sub(1));
+                (rest, offset % self.memory.slice_bytes)
+            }
+        };
         assert!(rest != 0, "byte {offset} of {}", self.bytes());
         let slice = rest.trailing_zeros();
         let begin = u64::from(slice) * self.memory.slice_bytes as u64;
@@ -341,6 +363,7 @@ impl DeviceLease {
     ///
     /// # Panics
     /// If one is in flight there already, or the lease has fewer bytes.
+    #[inline]
     pub fn begin(&mut self, offset: usize) -> u64 {
         let (slice, address) = self.place(offset);
         self.assert_idle(slice);
@@ -355,7 +378,7 @@ impl DeviceLease {
     /// As [`begin`](Self::begin).
     pub fn begin_by_neighbour(&mut self, offset: usize) -> Option<u64> {
         let (slice, address) = self.place(offset);
-        self.use_by_neighbour(slice).then_some(address)
+        self.use_by_neighbour(slice, 1).then_some(address)
     }
 
     /// Begins a request of a neighbour in every slice. Returns false if the memory has ended.
@@ -364,12 +387,12 @@ impl DeviceLease {
     /// As [`begin`](Self::begin).
     #[must_use]
     pub fn begin_all_by_neighbour(&mut self) -> bool {
-        self.use_by_neighbour(self.slices)
+        self.use_by_neighbour(self.slices, self.count)
     }
 
-    fn use_by_neighbour(&mut self, slices: u64) -> bool {
+    fn use_by_neighbour(&mut self, slices: u64, count: u32) -> bool {
         self.assert_idle(slices);
-        let count = u64::from(slices.count_ones());
+        let count = u64::from(count);
         // Acquire and Release: counted before any access, and after the end none begins.
         if self.memory.uses.fetch_add(count, Ordering::AcqRel) & ENDED != 0 {
             self.memory.uses.fetch_sub(count, Ordering::Release);
@@ -387,12 +410,16 @@ impl DeviceLease {
     /// Bus address of the byte at `offset` and the number of bytes behind it in its slice, while a
     /// request of a neighbour is in flight there; else `None`.
     #[must_use]
+    #[inline]
     pub fn address_for_neighbour(&self, offset: usize) -> Option<(u64, usize)> {
         if offset >= self.bytes() {
             return None;
         }
         let (slice, address) = self.place(offset);
-        let behind = self.memory.slice_bytes - offset % self.memory.slice_bytes;
+        let behind = match offset {
+            0 => self.memory.slice_bytes,
+            _ => self.memory.slice_bytes - offset % self.memory.slice_bytes,
+        };
         (self.neighbours & slice != 0).then_some((address, behind))
     }
 
@@ -410,10 +437,14 @@ impl DeviceLease {
     }
 
     /// Ends all requests in flight: the devices have completed them, or have not taken them.
+    #[inline]
     pub fn complete(&mut self) {
         self.own = 0;
-        let count = u64::from(self.neighbours.count_ones());
-        if count > 0 {
+        if self.neighbours != 0 {
+            let count = match self.neighbours == self.slices {
+                true => u64::from(self.count),
+                false => u64::from(self.neighbours.count_ones()),
+            };
             self.neighbours = 0;
             // Release: the accesses precede what the owner does when it sees the number.
             self.memory.uses.fetch_sub(count, Ordering::Release);

@@ -12,6 +12,7 @@ use nvme_spec::Sqe;
 use nvme_spec::prp::PageSize;
 use nvme_spec::sgl::SglDescriptor;
 
+use crate::data_pages::DataPages;
 use crate::memory::PairMemory;
 
 const PAGE: PageSize = PageSize::from_mps(0);
@@ -30,6 +31,21 @@ pub(super) struct List {
     second: u64,
     /// Number of entries.
     entries: u32,
+}
+
+/// Adds `bytes` bytes of data at the device address `address` to a command, within a slice of the memory
+/// whose pages have entries.
+#[inline]
+pub(super) fn point_to_pages(sqe: Sqe, pages: DataPages, address: u64, bytes: u64) -> Sqe {
+    let first = PAGE.rest(address);
+    if bytes <= first {
+        return sqe.with_prp(address, 0);
+    }
+    let second = address + first;
+    match bytes - first <= PAGE.bytes() {
+        true => sqe.with_prp(address, second),
+        false => sqe.with_prp(address, pages.list(second)),
+    }
 }
 
 /// Settings for data pointers, and the lists that exist.

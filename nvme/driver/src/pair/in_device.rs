@@ -7,10 +7,11 @@ use block::{DeviceError, Operation, Refusal, Request};
 use hugemem::{DeviceLease, DeviceMemory};
 use nvme_spec::Sqe;
 
-use super::{Gate, NamespaceLimits, Pair, zero_based};
+use super::{Gate, NamespaceLimits, Pair, data, zero_based};
 
 impl Pair {
     /// Whether requests may have their data in this memory: the drive's own, or that of a neighbour.
+    #[inline]
     pub(crate) fn reaches(&self, memory: &Arc<DeviceMemory>) -> bool {
         let own = self.data_memory.as_ref();
         own.is_some_and(|it| Arc::ptr_eq(it, memory)) || memory.is_shared_with(self.space)
@@ -18,7 +19,7 @@ impl Pair {
 
     /// Submits a read or write that is valid for its namespace, with its data in `lease` from `offset`
     /// on; or returns it.
-    #[inline(never)]
+    #[inline]
     pub(crate) fn submit_in_device(
         &mut self,
         queue: u8,
@@ -29,7 +30,9 @@ impl Pair {
         if self.gate != Gate::Open {
             return Err(self.refuse(request));
         }
-        if !self.reaches(lease.memory()) || !lease.is_valid() {
+        let own = self.data_memory.as_ref();
+        let is_own = own.is_some_and(|it| Arc::ptr_eq(it, lease.memory()));
+        if !(is_own || lease.memory().is_shared_with(self.space)) || !lease.is_valid() {
             // The drive that has the memory was reset or replaced: the content is lost.
             return Err(Refusal::Never(request, DeviceError::Interrupted));
         }
@@ -42,8 +45,7 @@ impl Pair {
         let Some(index) = self.table.free.pop() else {
             return Err(Refusal::Later(request));
         };
-        let own = self.data_memory.as_ref();
-        let begun = match own.is_some_and(|it| Arc::ptr_eq(it, lease.memory())) {
+        let begun = match is_own {
             true => Some(lease.begin(offset)),
             false => lease.begin_by_neighbour(offset),
         };
@@ -59,10 +61,11 @@ impl Pair {
             Operation::Write { fua } => Sqe::write(nsid, lba, zero_based(request.blocks), fua),
             _ => Sqe::read(nsid, lba, zero_based(request.blocks)),
         };
-        // The list of PRP entries, if there is one, is in the arena as usual.
-        let sqe = self
-            .pointers
-            .point(sqe, &self.memory, index, address, bytes as u64);
+        let sqe = match self.data_pages {
+            Some(pages) if is_own => data::point_to_pages(sqe, pages, address, bytes as u64),
+            // The list of PRP entries, if there is one, is that of the slot as usual.
+            _ => (self.pointers).point(sqe, &self.memory, index, address, bytes as u64),
+        };
         let whole = (request.tag, request.operation, bytes as u32);
         self.submit_whole(index, queue, whole, None, sqe);
         Ok(())

@@ -57,6 +57,7 @@ impl Pair {
             delta: 0,
             submission: SubmissionQueue::Arena,
             data_memory: None,
+            data_pages: None,
             space: None,
             backing: None,
             shadow: None,
@@ -299,6 +300,7 @@ impl Pair {
             None => SubmissionQueue::Arena,
         };
         self.data_memory = drive_access.data_memory.clone();
+        self.data_pages = drive_access.data_pages;
         self.space = drive_access.backing.address_space();
         let vector = vector(&*drive_access.backing, self.reactor);
         self.sleep.connect(&*drive_access.backing, vector);
@@ -327,6 +329,7 @@ impl Pair {
         }
         self.submission = SubmissionQueue::Arena;
         self.data_memory = None;
+        self.data_pages = None;
         self.space = None;
         self.own().asleep.store(0, Ordering::Relaxed);
     }

@@ -3,22 +3,17 @@
 
 use std::sync::Arc;
 
-use hugemem::{DEVICE_SLICES_MAX, DeviceMemory, Export, Region, Sharing};
+use hugemem::{DeviceMemory, Export, Region, Sharing};
 use nvme_spec::registers::{Cap, Cmbloc, Cmbmsc, Cmbsts, Cmbsz, Register};
 
 use super::offset;
 use crate::backing::{ControllerMemory, DeviceBacking};
+use crate::data_pages::{SLICE_BYTES, SLICES_MAX};
 use crate::drive_access::CmbQueues;
 use crate::memory::{PAGE_BYTES, SQE_BYTES};
 
 /// Alignment of the buffer's address for the controller, in bytes.
 const ADDRESS_ALIGN_BYTES: u64 = 1 << 30;
-
-/// Size of a slice for data in bytes, unless a command of the drive transfers less.
-const SLICE_BYTES: usize = 256 << 10;
-
-/// Maximum number of slices; what is behind them is not used.
-const SLICES_MAX: usize = DEVICE_SLICES_MAX as usize;
 
 /// A mapped buffer that supports submission queues, or data of reads and writes.
 pub(super) struct Buffer {
@@ -85,6 +80,11 @@ impl Buffer {
             return None;
         }
         Some(found(address, reserved.is_some(), memory))
+    }
+
+    /// Whether data of reads and writes may be in it.
+    pub(super) fn holds_data(&self) -> bool {
+        self.holds_data
     }
 
     /// Room for submission queues of `entries` entries for at most `reactors` reactors, if at least

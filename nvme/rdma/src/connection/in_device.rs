@@ -15,7 +15,7 @@ use nvme_target::{
     Completed, Direction, KeyedBlock, KeyedBlocks, TargetCore, TransferReason, TransportId, Work,
     WorkProgress,
 };
-use rdma::{Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest};
+use rdma::{Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest, Sge};
 
 use super::{Connection, Context};
 use crate::posted::{PostedKind, QueueDestroyed};
@@ -91,8 +91,8 @@ impl DeviceTable {
         self.free != 0
     }
 
-    /// Adds the memory of the request in `slot`, which has none.
-    fn insert(&mut self, slot: u16, key: u32, lease: DeviceLease) {
+    /// Adds the memory of the request in `slot`, which has none. Without a lease: the target core gets it.
+    fn insert(&mut self, slot: u16, key: u32, lease: Option<DeviceLease>) {
         let place = self.free.trailing_zeros() as usize;
         debug_assert!(self.has_room() && self.place_of(slot).is_none());
         let of_slot = self.places.get_mut(usize::from(slot));
@@ -100,7 +100,7 @@ impl DeviceTable {
             *entry = Some(Entry {
                 user: User::Slot(slot),
                 key,
-                lease: Some(lease),
+                lease,
             });
             // Fewer than `REQUESTS_MAX`.
             *of_slot = place as u8;
@@ -222,11 +222,12 @@ impl<P: Provider> Connection<P> {
         let (Some(lease), Some(key)) = (taken, key) else {
             return Some(work);
         };
-        self.in_device.insert(slot, key, lease);
         if work.direction() == Direction::ToHost {
-            self.execute_in_device(cx, slot, work);
+            self.in_device.insert(slot, key, None);
+            self.execute_with_memory(cx, slot, work, lease);
             return None;
         }
+        self.in_device.insert(slot, key, Some(lease));
         let now = cx.now;
         cx.core
             .record_progress(queue, &mut work, WorkProgress::Fetches, now);
@@ -239,10 +240,9 @@ impl<P: Provider> Connection<P> {
         None
     }
 
-    /// Executes a command whose data is, or will be, in memory of its device.
+    /// Executes a command whose data is in memory of its device.
     #[inline(never)]
     pub(super) fn execute_in_device(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work) {
-        let Some(queue) = self.queue else { return };
         let entry = self.in_device.of_slot(slot);
         let Some(mut lease) = entry.and_then(|it| it.lease.take()) else {
             debug_assert!(false, "slot {slot} has no memory");
@@ -250,6 +250,19 @@ impl<P: Provider> Connection<P> {
         };
         // The reads of the host's memory have completed.
         lease.complete();
+        self.execute_with_memory(cx, slot, work, lease);
+    }
+
+    /// Executes a command with the memory where its data is, or will be. No request is in flight there.
+    #[inline]
+    fn execute_with_memory(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        slot: u16,
+        work: Work,
+        lease: DeviceLease,
+    ) {
+        let Some(queue) = self.queue else { return };
         let tag = self.token().with_slot(slot).into_bits();
         match cx.core.execute_in_device(queue, tag, work, lease, cx.now) {
             Some(done) => Requests::respond(self, cx, slot, done),
@@ -331,6 +344,10 @@ impl<P: Provider> Connection<P> {
             return 0;
         };
         let remotes = &self.remotes[usize::from(slot)];
+        let is_one = |block: &KeyedBlock| bytes <= block.length && bytes as usize <= slice_bytes;
+        if remotes.blocks.first().is_some_and(is_one) {
+            return 1;
+        }
         let (mut offset, mut writes) = (0, 0);
         while offset < bytes
             && let Some((_, left)) = block_at(remotes, offset)
@@ -393,40 +410,45 @@ impl<P: Provider> Connection<P> {
         bytes: u32,
     ) -> Option<u32> {
         let sequence = self.sends.next_sequence();
-        let mut entry = self.in_device.entries[place].take()?;
-        let begun = entry
-            .lease
-            .as_mut()
-            .is_some_and(DeviceLease::begin_all_by_neighbour);
-        let mut writes = 0;
-        let mut offset = 0;
-        if let (true, Some(lease)) = (begun, &entry.lease) {
-            entry.user = User::Post;
-            self.in_device.leave(slot);
-            while offset < bytes && !self.refused {
-                let remotes = &self.remotes[usize::from(slot)];
-                let part = block_at(remotes, offset).and_then(|(remote, left)| {
-                    let most = left.min(bytes - offset);
-                    let piece = cx
-                        .map
-                        .piece_in_device(entry.key, lease, offset as usize, most)?;
-                    Some((remote, piece))
-                });
-                let Some((remote, piece)) = part else {
-                    self.refused = true;
-                    break;
-                };
-                let length = piece.length();
-                let pieces = std::slice::from_ref(&piece);
-                if self.queue_write(cx, sequence, remote, pieces, 0) {
-                    cx.counters.bytes_from_devices.add(u64::from(length));
-                    writes += 1;
-                }
-                offset += length;
-            }
+        let entry = self.in_device.entries[place].as_mut()?;
+        if !entry.lease.as_mut()?.begin_all_by_neighbour() {
+            return None;
         }
-        self.in_device.entries[place] = Some(entry);
-        begun.then_some(writes)
+        entry.user = User::Post;
+        self.in_device.leave(slot);
+        let (mut offset, mut writes) = (0, 0);
+        while offset < bytes && !self.refused {
+            let Some((remote, piece)) = self.part_of(cx, slot, place, (offset, bytes)) else {
+                self.refused = true;
+                break;
+            };
+            let length = piece.length();
+            let pieces = std::slice::from_ref(&piece);
+            if self.queue_write(cx, sequence, remote, pieces, 0) {
+                cx.counters.bytes_from_devices.add(u64::from(length));
+                writes += 1;
+            }
+            offset += length;
+        }
+        Some(writes)
+    }
+
+    /// The memory of the host, and that of the device, of the longest part of a request from `offset` on
+    /// that one work request moves.
+    #[inline]
+    fn part_of(
+        &self,
+        cx: &Context<'_, P>,
+        slot: u16,
+        place: usize,
+        (offset, bytes): (u32, u32),
+    ) -> Option<(RemoteAddress, Sge)> {
+        let entry = self.in_device.entries[place].as_ref()?;
+        let (remote, left) = block_at(&self.remotes[usize::from(slot)], offset)?;
+        let most = left.min(bytes - offset);
+        let lease = entry.lease.as_ref()?;
+        let piece = (cx.map).piece_in_device(entry.key, lease, offset as usize, most)?;
+        Some((remote, piece))
     }
 }
 

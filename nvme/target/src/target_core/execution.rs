@@ -468,6 +468,8 @@ impl TargetCore {
             (ExecutionState::Submitted, Ok(())) => {
                 if execution.work.operation.is_single() {
                     self.finish_later(tag, Ok(()), completion.data);
+                } else if execution.work.operation.is_in_device() {
+                    self.piece_done(tag, Ok(()));
                 } else {
                     self.step_done(tag, completion.data);
                 }
@@ -483,9 +485,6 @@ impl TargetCore {
 
     /// Continues an execution with several steps after one of them.
     fn step_done(&mut self, tag: DeviceTag, data: Option<Data>) {
-        if self.is_in_device(tag) {
-            return self.piece_done(tag, Ok(()));
-        }
         if self.is_fused(tag) {
             return self.part_done(tag, Ok(()));
         }
@@ -561,6 +560,17 @@ impl TargetCore {
     /// on.
     #[inline]
     pub(super) fn finish(
+        &mut self,
+        tag: DeviceTag,
+        result: Result<(), Fault>,
+        data: Option<Data>,
+    ) -> Option<(u32, Completed)> {
+        self.finish_here(tag, result, data)
+    }
+
+    /// The same, always inlined: the completion is made where it is needed.
+    #[inline(always)]
+    pub(super) fn finish_here(
         &mut self,
         tag: DeviceTag,
         result: Result<(), Fault>,
@@ -678,6 +688,12 @@ impl TargetCore {
     /// the transport takes it, so its SQHD is set when it is taken.
     #[inline]
     pub(super) fn push_completion(&mut self, slot: u32, completed: Completed) {
+        self.push_completion_here(slot, completed);
+    }
+
+    /// The same, always inlined.
+    #[inline(always)]
+    pub(super) fn push_completion_here(&mut self, slot: u32, completed: Completed) {
         let Some((queue, generation)) = self.queues.entry_mut(slot) else {
             return;
         };

@@ -310,6 +310,20 @@ impl Executions {
         extra.device_data.as_mut()
     }
 
+    /// Takes the memory of a command whose data is in a device, and which has no other additional data
+    /// unless a piece has failed.
+    #[inline]
+    pub(crate) fn take_device_data(&mut self, tag: DeviceTag) -> Option<DeviceData> {
+        let execution = self.slots.get_mut(tag.slot, tag.generation)?;
+        let extra = execution
+            .has_extra
+            .then(|| &mut self.extra[tag.slot as usize])?;
+        let data = extra.device_data.take();
+        // Else nothing is left to be dropped.
+        execution.has_extra = extra.failed.is_some() || extra.data.is_some();
+        data
+    }
+
     /// Removes a finished execution and drops its additional data.
     #[inline(always)]
     pub(crate) fn remove(&mut self, tag: DeviceTag) -> Option<Execution> {

@@ -129,7 +129,7 @@ impl TargetCore {
                 NoDeviceMemory::Exhausted => TransferReason::Exhausted,
             })?;
             // A work request is within a slice and within a block of the host.
-            let slices = lease.bytes() / lease.memory().slice_bytes();
+            let slices = lease.slices();
             match blocks + slices - 1 > DEVICE_PIECES_MAX {
                 true => Err(TransferReason::Scattered),
                 false => Ok((lease, operation)),
@@ -236,7 +236,7 @@ impl TargetCore {
             return None;
         }
         self.trace_start(command.queue, &io, command.id, now);
-        let over = self.begin(device_tag, &io, None)?;
+        let over = self.submit_pieces(device_tag, false)?;
         let (slot, completed) = self.finish(device_tag, over, None)?;
         self.command_completed(slot);
         Some(completed)
@@ -244,7 +244,7 @@ impl TargetCore {
 
     /// The memory with the data of a read, whose completion the transport has just taken. No request
     /// is in flight on it.
-    #[inline(never)]
+    #[inline]
     pub fn take_read_memory(&mut self, transport: TransportId, tag: u64) -> Option<DeviceLease> {
         let inbox = self.inboxes.get_mut(usize::from(transport.0))?;
         // Those of closed queues, whose completions nobody has taken, are dropped.
@@ -289,13 +289,17 @@ impl TargetCore {
             }
             let left = work.bytes as usize - data.offset;
             let bytes = left.min(data.lease.memory().slice_bytes());
-            // At most the blocks of the command.
-            let before = data.offset as u32 / block_bytes;
+            // Most commands have one piece.
+            let (before, blocks) = match bytes == work.bytes as usize {
+                true => (0, work.blocks),
+                // At most the blocks of the command.
+                false => (data.offset as u32 / block_bytes, bytes as u32 / block_bytes),
+            };
             let request = Request {
                 tag: tag.into_bits(),
                 operation,
                 lba: work.lba + u64::from(before),
-                blocks: bytes as u32 / block_bytes,
+                blocks,
                 data: None,
             };
             let place = usize::from(work.device);
@@ -305,8 +309,12 @@ impl TargetCore {
             match submitted {
                 Ok(true) => {
                     data.offset += bytes;
+                    let is_last = data.offset >= work.bytes as usize;
                     if let Some(execution) = self.executions.get_mut(tag) {
                         execution.step += 1;
+                    }
+                    if is_last {
+                        return None;
                     }
                 }
                 Ok(false) if is_overdue => return None,
@@ -420,47 +428,45 @@ impl TargetCore {
         let Some(execution) = self.executions.get(tag) else {
             return;
         };
-        let (work, owner) = (execution.work, execution.owner);
-        let mut lease = None;
-        if let Some(DeviceData { lease: data, .. }) =
-            self.executions.extra(tag.slot).device_data.take()
-        {
-            lease = Some(data);
-        }
-        if let Some(lease) = &mut lease {
-            lease.complete();
-        }
-        // A drive that was reset meanwhile has lost what it read, and has written anything.
-        let is_there = lease.as_ref().is_some_and(DeviceLease::is_valid);
+        let (place, bytes) = (usize::from(execution.work.device), execution.work.bytes);
+        let (is_read, owner) = (execution.work.operation.is_read(), execution.owner);
         let has_failed = result.is_err();
-        let result = result.and(if is_there { Ok(()) } else { Err(LOST) });
-        let is_read = work.operation.is_read();
-        let result = match (result, owner, lease) {
-            (Ok(()), Owner::Command(command), Some(lease)) if is_read => {
-                self.keep_read_memory(command, lease)
+        // A drive that was reset meanwhile has lost what it read, and has written anything.
+        let is_there = (self.executions.device_data(tag)).is_some_and(DeviceData::complete);
+        let result = match owner {
+            Owner::Command(command) if is_there && is_read && !has_failed => {
+                self.keep_read_memory(tag, command)
             }
-            (result, _, _) => result,
+            _ if is_there => result,
+            _ => result.and(Err(LOST)),
         };
-        let counters = &self.counters.transfers[usize::from(work.device)];
-        match result {
-            Ok(()) => counters.count_completed(is_read, work.bytes),
-            Err(_) if !has_failed => counters.failed.add(1),
-            Err(_) => {}
+        let counters = &self.counters.transfers[place];
+        if let Err(fault) = result {
+            if !has_failed {
+                counters.failed.add(1);
+            }
+            return self.finish_later(tag, Err(fault), None);
         }
-        self.finish_later(tag, result, None);
+        counters.count_completed(is_read, bytes);
+        // Inlined for this result alone.
+        if let Some((slot, completed)) = self.finish_here(tag, Ok(()), None) {
+            self.push_completion_here(slot, completed);
+            self.command_completed(slot);
+        }
     }
 
     /// Keeps the memory of a read for its transport.
-    fn keep_read_memory(&mut self, command: Command, lease: DeviceLease) -> Result<(), Fault> {
+    #[inline]
+    fn keep_read_memory(&mut self, tag: DeviceTag, command: Command) -> Result<(), Fault> {
         let transport = self.queues.at(command.queue).map(|it| it.transport);
         let inbox = transport.and_then(|it| self.inboxes.get_mut(usize::from(it)));
-        match inbox {
-            Some(inbox) if inbox.read_memory.len() < TRANSFERS_MAX => {
-                inbox.read_memory.push_back((command.tag, lease));
-                Ok(())
-            }
-            Some(_) | None => Err(LOST),
-        }
+        let inbox = inbox.filter(|it| it.read_memory.len() < TRANSFERS_MAX);
+        let data = self.executions.take_device_data(tag);
+        let (Some(inbox), Some(data)) = (inbox, data) else {
+            return Err(LOST);
+        };
+        inbox.read_memory.push_back((command.tag, data.lease));
+        Ok(())
     }
 
     /// Whether devices have more pieces of an orphan than the one that has just completed.

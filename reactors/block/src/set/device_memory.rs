@@ -44,8 +44,7 @@ impl DeviceSet {
     ) -> Result<DeviceLease, NoDeviceMemory> {
         let queues = self.queues.borrow();
         let queue = queues.get(place).ok_or(NoDeviceMemory::Unreachable)?;
-        let memory = queue.device_memory().filter(|it| !it.has_ended());
-        let memory = memory.ok_or(NoDeviceMemory::Unreachable)?;
+        let (memory, most) = queue.own_memory().ok_or(NoDeviceMemory::Unreachable)?;
         if !is_usable(&memory) {
             return Err(NoDeviceMemory::Unusable);
         }
@@ -53,7 +52,7 @@ impl DeviceSet {
         let block_bytes = bytes / blocks.max(1);
         let in_slice = memory.slice_bytes() as u64 / u64::from(block_bytes.max(1));
         let slices = bytes.div_ceil(memory.slice_bytes() as u32);
-        let fits = u64::from(queue.blocks_in(&memory)) >= in_slice.min(u64::from(blocks));
+        let fits = u64::from(most) >= in_slice.min(u64::from(blocks));
         if !fits || slices > slices_max || (slices > 1 && !queue.may_split(blocks)) {
             return Err(NoDeviceMemory::TooSmall);
         }
@@ -99,6 +98,7 @@ impl DeviceSet {
     ///
     /// # Errors
     /// The device can never execute it; the request is dropped.
+    #[inline]
     pub fn submit_in_device(
         &self,
         client: ClientId,

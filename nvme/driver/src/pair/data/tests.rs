@@ -33,7 +33,7 @@ fn memory() -> Arc<PairMemory> {
         max_transfer: 1 << 20,
     };
     let arena = Arena::new(config).unwrap();
-    let memory = DriveMemory::new(&arena, 1, &limits()).unwrap();
+    let memory = DriveMemory::new(&arena, 1, &limits(), false).unwrap();
     Arc::clone(&memory.pairs[0])
 }
 

@@ -30,6 +30,13 @@ impl DeviceData {
     pub(crate) fn new(lease: DeviceLease) -> Self {
         Self { lease, offset: 0 }
     }
+
+    /// No device has a request in the memory. Returns whether it is still valid.
+    #[inline]
+    pub(crate) fn complete(&mut self) -> bool {
+        self.lease.complete();
+        self.lease.is_valid()
+    }
 }
 
 impl TargetCore {
