@@ -15,6 +15,7 @@ mod judge;
 mod leases;
 mod model;
 mod network;
+mod quotas;
 mod rdma;
 mod server;
 mod sharing;
@@ -23,5 +24,6 @@ mod workload;
 mod world;
 
 pub use client::Repetitions;
+pub use quotas::Quota;
 pub use swarm::{Backing, FileFaults, FileSwarm, RdmaSwarm};
 pub use world::FileWorld;

@@ -95,6 +95,7 @@ impl FileWorld {
             self.resolve_xattr(pending)?;
         }
         compare(&mut self.model, &tree)?;
+        self.check_quotas()?;
         self.note(format_args!(
             "{} directories are as expected, {} operations were in doubt",
             tree.len(),
@@ -102,6 +103,7 @@ impl FileWorld {
         ));
         if everything {
             self.compare_contents()?;
+            self.use_other_share()?;
         }
         self.must_audit = false;
         Ok(())

@@ -11,6 +11,7 @@ use super::action::{Action, Place, created, xattr_key};
 use super::client::{Answer, OperationId};
 use super::holdings::{Held, Modes};
 use super::model::{Model, Node, ObjectId, Pending};
+use super::quotas::Quota;
 use super::sharing;
 
 /// What follows from a reply.
@@ -39,7 +40,7 @@ fn type_of(node: &Node) -> FileType {
 }
 
 impl Model {
-    /// Checks a reply, and follows it. `may_be_full`: operations may find no space.
+    /// Checks a reply, and follows it. `may_be_full`: operations may find no space in the volume.
     ///
     /// # Errors
     /// The reply is not one that the model allows.
@@ -47,7 +48,7 @@ impl Model {
         &mut self,
         id: OperationId,
         answer: &Answer,
-        may_be_full: bool,
+        (may_be_full, quota): (bool, Option<Quota>),
     ) -> Result<Verdict, String> {
         let Some(pending) = self.pending.get(&id) else {
             return Ok(Verdict::Ended);
@@ -65,7 +66,11 @@ impl Model {
         };
         let mut used = pending.action.object().into_iter().chain(also_used);
         let has_ended_before = used.any(|it| !self.is_certain(it));
-        let is_full = matches!(status, Status::NOSPC | Status::DQUOT) && may_be_full;
+        let is_full = match status {
+            Status::NOSPC => may_be_full,
+            Status::DQUOT => self.may_exceed(quota, &pending.action),
+            _ => false,
+        };
         let is_gone = status == Status::STALE && has_ended_before;
         if status == Status::IO && self.device_fails && pending.action.may_fail() {
             return Ok(self.failed(id));

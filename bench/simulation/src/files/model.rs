@@ -16,6 +16,7 @@ use super::client::OperationId;
 use super::content::{Content, Effect};
 use super::holdings::{Held, Holdings, KnownLocks, Modes, PARTS};
 use super::leases::{Dropped, Lease, Reclaiming};
+use super::quotas::Used;
 use super::sharing::Use;
 
 /// The number of an object.
@@ -182,6 +183,8 @@ pub(super) struct Model {
     next_write: u32,
     /// The verifiers of writes of former starts, and of the present one.
     pub(super) former_verifiers: BTreeSet<[u8; 8]>,
+    /// What its share may have of its quotas.
+    pub(super) used: Used,
     pub(super) verifier: Option<[u8; 8]>,
     /// Bytes that were compared.
     pub(super) bytes_judged: u64,
@@ -423,6 +426,7 @@ impl Model {
     /// An operation begins.
     pub(super) fn begin(&mut self, id: OperationId, client: usize, action: Action, claims: Claims) {
         self.stamp += 1;
+        self.used.begin(&action);
         let (file, effect) = action.effect(self);
         let mut concurrent = Vec::new();
         if let Some(file) = file {

@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use block::{Device, DeviceSet, MemoryDevice, QueueOptions, ReactorDevices};
 use files_rdma::{Endpoint, RdmaFileOptions, RdmaFilePoller, RdmaFileService};
-use files_server::{Clients, Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
+use files_server::{
+    Clients, Now, PartOptions, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex,
+};
 use files_service::FileCore;
 use files_store::{FormatOptions, ShareId, Time, Uuid, VolatileOptions, Volume};
 use files_tcp::{
@@ -21,6 +23,7 @@ use reactors::{Nanos, Poller as _};
 use rustix::event::EventfdFlags;
 
 use super::network::FileNetwork;
+use super::quotas::Quota;
 use super::rdma::{FileFabric, SERVER_ADDRESS};
 use super::swarm::{Backing, FileSwarm};
 use crate::disk::{Disk, DiskBehaviour, DiskShape};
@@ -31,8 +34,14 @@ use crate::time::SharedTime;
 
 /// The name of the share.
 pub(super) const SHARE: &str = "data";
+/// The name of the other share of the same volume, and its quotas.
+pub(super) const OTHER_SHARE: &str = "other";
+pub(super) const OTHER_FILES_MAX: u64 = 3;
+pub(super) const OTHER_BLOCKS_MAX: u64 = 10;
 /// Size of a block of the device in bytes.
 const BLOCK_BYTES: u32 = 512;
+/// Size of a block of a volume in bytes.
+const VOLUME_BLOCK_BYTES: u64 = 4096;
 /// Depth of the queue of the device.
 const QUEUE_DEPTH: usize = 64;
 /// Largest transfer of the device in blocks.
@@ -153,6 +162,7 @@ pub(super) struct FileServer {
     time: SharedTime,
     starts: u64,
     fabric: Option<FileFabric>,
+    quota: Option<Quota>,
     running: Option<Running>,
 }
 
@@ -214,6 +224,7 @@ impl FileServer {
             time: time.clone(),
             starts: 0,
             fabric,
+            quota: swarm.quota,
             running: None,
         })
     }
@@ -291,8 +302,10 @@ impl FileServer {
         let socket = self.listener.bind().map_err(|it| text(&it))?;
         let geometry = device.geometry();
         let levels = Arc::<VolumeLevels>::default();
+        let mut server = Server::new(options, &now);
+        self.divide(&mut server, &now)?;
         let service = FileService::new(FileServiceOptions {
-            server: Server::new(options, &now),
+            server,
             devices: vec![DeviceOfVolume {
                 place: 0,
                 block_bytes: geometry.block_size,
@@ -325,6 +338,40 @@ impl FileServer {
             _device: device,
         });
         Ok(true)
+    }
+
+    /// Makes the share one of two parts of the volume, with their quotas.
+    fn divide(&self, server: &mut Server, now: &Now) -> Result<(), String> {
+        let Some(quota) = self.quota else {
+            return Ok(());
+        };
+        let part = |directory: &str, files: u64, blocks: u64| PartOptions {
+            volume: VolumeIndex(0),
+            directory: Some(directory.to_owned()),
+            files_max: Some(files),
+            bytes_max: Some(blocks * VOLUME_BLOCK_BYTES),
+        };
+        let options = [
+            part("first", quota.files_max, quota.blocks_max),
+            part("second", OTHER_FILES_MAX, OTHER_BLOCKS_MAX),
+        ];
+        let parts = server.prepare_parts(&options, now);
+        let parts = parts.map_err(|error| format!("a part of the volume: {error:?}"))?;
+        let names = [SHARE, OTHER_SHARE];
+        let shares = names.into_iter().zip(parts).zip(1..);
+        let shares = shares.map(|((name, part), number)| Share {
+            number: ShareNumber(number),
+            name: name.to_owned(),
+            volume: VolumeIndex(0),
+            directory: part.directory,
+            part: part.part,
+            is_read_only: false,
+            squash: Squash::None,
+            clients: Clients::Any,
+            counters: Arc::default(),
+        });
+        server.set_shares(shares.collect(), now);
+        Ok(())
     }
 
     /// The service over RDMA.

@@ -3,6 +3,7 @@
 use reactors::Nanos;
 
 use super::client::Repetitions;
+use super::quotas::Quota;
 use crate::disk::DiskBehaviour;
 use crate::network::NetworkBehaviour;
 use crate::random::Random;
@@ -83,6 +84,8 @@ pub struct FileSwarm {
     pub denial_permille: u32,
     /// Connections over RDMA, if there are any.
     pub rdma: Option<RdmaSwarm>,
+    /// The quotas of the share, if it is one of two parts of the volume.
+    pub quota: Option<Quota>,
 }
 
 /// The choices of a seed with connections over RDMA.
@@ -195,6 +198,17 @@ impl FileSwarm {
             file_bytes_max: random.pick(&[9000, 40_000, 200_000]),
             denial_permille: random.pick(&[0, 150, 400, 400]),
             rdma: RdmaSwarm::of(seed),
+            quota: quota_of(seed),
         }
     }
+}
+
+/// Drawn apart, so that seeds without quotas are as they were.
+fn quota_of(seed: u64) -> Option<Quota> {
+    let mut random = Random::new(seed, 0xFA);
+    let quota = Quota {
+        files_max: random.pick(&[6, 12, 20, 40]),
+        blocks_max: random.pick(&[20, 100, 400, 2000]),
+    };
+    random.permille(400).then_some(quota)
 }
