@@ -121,9 +121,13 @@ fn partial_failures_are_copied_again() {
         let control = &lab.controls[DESTINATION];
         control.copied_sources_max.store(1, Ordering::Relaxed);
         let progress = lab.start();
-        while progress.own_copy_failures() < first {
+        for _ in 0..1000 {
+            if progress.own_copy_failures() == first {
+                break;
+            }
             lab.turns(1);
         }
+        assert_eq!(progress.own_copy_failures(), first);
         let control = &lab.controls[DESTINATION];
         // Copies in flight have been executed in part, and succeed.
         let wrong = control.copies.load(Ordering::Relaxed) - first;
