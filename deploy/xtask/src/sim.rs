@@ -71,10 +71,11 @@ fn defects(page: &str, only: &[String]) -> Result<(), String> {
     simulated.and(tested)
 }
 
-/// Builds the simulation with the features of the tests, so that nothing is built twice.
+/// Builds the simulation with the features of the tests, so that nothing is built twice: cargo adds those
+/// of dev-dependencies where examples are built.
 fn build(mut cargo: Command) -> Result<(), String> {
     cargo.args(["build", "--workspace", "--all-features"]);
-    cargo.args(["--bin", "simulation"]);
+    cargo.args(["--bin", "simulation", "--examples"]);
     process::run(&mut cargo)
 }
 

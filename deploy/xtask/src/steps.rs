@@ -364,7 +364,7 @@ fn timed_outcome(name: String, work: impl FnOnce() -> Outcome) -> Row {
 fn build() -> Result<(), String> {
     let tests = ["test", "--workspace", "--all-features", "--no-run"];
     process::run(cargo().args(tests))?;
-    sim::prepare()?;
+    // The simulation, too.
     process::run(&mut interop::build(false))
 }
 
