@@ -154,3 +154,10 @@ fn hosts_that_take_no_data_do_not_delay_a_write_in_turn() {
     let failure = run(16_579_656_369, &limits).failure;
     assert!(failure.is_none(), "{}", failure.expect("some"));
 }
+
+/// The judge took an invalid Copy, which waits for memory for more than its list, for a command of the
+/// size of its list: others that are as long may have their data requested before it.
+#[test]
+fn an_invalid_copy_may_be_overtaken_by_other_lists() {
+    quiet(372_646_134_018, &[]);
+}

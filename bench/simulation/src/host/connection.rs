@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use nvme_spec::command::IoOpcode;
 use nvme_spec::tcp::{ADMIN_IN_CAPSULE_DATA_BYTES, FatalError, Framing};
 use nvme_spec::{Cqe, Sqe};
 use reactors::Nanos;
@@ -97,7 +98,12 @@ pub(super) struct Outstanding {
 impl Outstanding {
     /// Whether it waits for memory for more than the data that the target requests.
     pub(super) fn is_copy(&self) -> bool {
-        matches!(&self.command, Command::Io(io) if io.kind == IoKind::Copy)
+        match &self.command {
+            Command::Io(io) => io.kind == IoKind::Copy,
+            // It is refused after its list has arrived.
+            Command::Invalid(refusal) => refusal.opcode == IoOpcode::COPY.0,
+            _ => false,
+        }
     }
 }
 
