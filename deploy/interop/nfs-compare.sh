@@ -23,6 +23,8 @@ knfsd() {
   mount -t tmpfs -o size=$((2 * mebibytes))m memory /srv/memory
   modprobe -a nfsd rpcrdma
   mountpoint -q /proc/fs/nfsd || mount -t nfsd nfsd /proc/fs/nfsd
+  # It would offer less on a machine with little memory.
+  echo $((1 << 20)) > /proc/fs/nfsd/max_block_size
   pgrep rpcbind > /dev/null || rpcbind -w
   show exportfs -o rw,no_root_squash,no_subtree_check,fsid=7 "$fabric:/srv/memory"
   show rpc.mountd --no-nfs-version 3
@@ -77,7 +79,28 @@ compare() {
     echo "$name, round $round: ours $a, knfsd $b"
     sum_a=$((sum_a + a)) sum_b=$((sum_b + b))
   done
-  say "$name: ratio $(part $sum_a $sum_b) to knfsd; ticks of our threads $ours, of knfsd's $kernels"
+  say "$name: ratio $(part $sum_a $sum_b) to knfsd, $(part "$sum_a * $kernels" "($sum_b * $ours)") per" \
+    "processor time of the servers; ticks of our threads $ours, of knfsd's $kernels"
+}
+
+# profile NAME THREADS FILE BLOCK DEPTH RW: by which threads processors are used meanwhile, and by which
+# functions in the server's, if the directory of the build has a `perf` beside it with its libraries.
+perf=$INTEROP_PROGRAMS/../perf
+profile() {
+  local name=$1 threads=$2
+  shift 2
+  [ -x "$perf/perf" ] || return 0
+  direct "$@" > /dev/null &
+  LD_LIBRARY_PATH=$perf "$perf/perf" record -q -a -e cpu-clock -F 499 -o /tmp/perf.data sleep 3
+  wait $!
+  say "profile: $name"
+  report --sort comm | sed -E 's/(kworker)[^ ]*/\1/' \
+    | awk '$2 != "swapper" { sum[$2] += $1 } END { for (it in sum) print sum[it] " % " it }' | sort -rn | head -n 8
+  echo "functions of $threads:"
+  report --comm "$threads" --percentage relative --sort symbol --percent-limit 2 | sed -E 's/[ -]+$//'
+}
+report() {
+  LD_LIBRARY_PATH=$perf "$perf/perf" report -q -i /tmp/perf.data --stdio "$@" 2> /dev/null | grep -v '^$'
 }
 
 cd /tmp
@@ -134,6 +157,8 @@ for transport in tcp rdma; do
   compare "$transport, 4 KiB random reads, depth 32" direct 4k 32 randread
   compare "$transport, 1 MiB reads, depth 4" direct 1m 4 read
   compare "$transport, buffered sequential reads in MiB/s" buffered - - -
+  profile "$transport, 1 MiB reads from ours" reactor-0 /mnt/ours/file 1m 4 read
+  profile "$transport, 1 MiB reads from knfsd" nfsd /mnt/kernels/file 1m 4 read
   show umount /mnt/ours /mnt/kernels
 done
 copied=$(windlass status --socket $control --json | jq -r .files.service.read_bytes_copied)
