@@ -54,13 +54,19 @@ pub(crate) fn supported(minor_version: u32) -> Bitmap {
     }
 }
 
+/// The attributes that clients of a minor version can set. The time of creation is only read.
+fn settable(minor_version: u32) -> Bitmap {
+    let read_only = Bitmap::of(&[number::TIME_CREATE]);
+    supported(minor_version)
+        .intersection(SETTABLE)
+        .difference(read_only)
+}
+
 /// Attributes that an exclusive creation can set: its verifier occupies the times
 /// (RFC 8881 §5.8.1.14).
 pub(crate) fn settable_by_exclusive_creation(minor_version: u32) -> Bitmap {
     let times = Bitmap::of(&[number::TIME_ACCESS_SET, number::TIME_MODIFY_SET]);
-    supported(minor_version)
-        .intersection(SETTABLE)
-        .difference(times)
+    settable(minor_version).difference(times)
 }
 
 /// The text of a user or group.
@@ -367,6 +373,22 @@ impl Server {
     }
 }
 
+/// Checks that modes have only bits that are defined, which is required (attribute `mode` of
+/// RFC 8881).
+///
+/// # Errors
+/// `NFS4ERR_INVAL` otherwise.
+pub(crate) fn check_modes(args: &Attributes<'_>) -> Result<(), Status> {
+    let masked = args.mode_set_masked;
+    let masked = masked.map(|it| it.value_to_set | it.mask_bits);
+    let with_umask = args.mode_umask.map(|it| it.mode | it.umask);
+    let modes = [args.mode, masked, with_umask];
+    match modes.iter().flatten().any(|it| it & !MODE_MASK != 0) {
+        true => Err(Status::INVAL),
+        false => Ok(()),
+    }
+}
+
 /// Attributes that a request sets, as a volume takes them.
 ///
 /// # Errors
@@ -382,14 +404,14 @@ pub(crate) fn to_set(
     if !numbers.difference(supported(minor_version)).is_empty() {
         return Err(Status::ATTRNOTSUPP);
     }
-    if !numbers.difference(SETTABLE).is_empty() {
+    if !numbers.difference(settable(minor_version)).is_empty() {
         return Err(Status::INVAL);
     }
-    let masked = args.mode_set_masked.map(|it| {
-        let mask = it.mask_bits & MODE_MASK;
-        old_mode & !mask | it.value_to_set & mask
-    });
-    let with_umask = args.mode_umask.map(|it| it.mode & MODE_MASK & !it.umask);
+    check_modes(args)?;
+    let masked = args
+        .mode_set_masked
+        .map(|it| old_mode & !it.mask_bits | it.value_to_set & it.mask_bits);
+    let with_umask = args.mode_umask.map(|it| it.mode & !it.umask);
     let modes = [args.mode, masked, with_umask];
     if modes.iter().flatten().count() > 1 {
         return Err(Status::INVAL);
@@ -407,7 +429,7 @@ pub(crate) fn to_set(
     };
     Ok(SetAttributes {
         size: args.size,
-        mode: modes.into_iter().flatten().next().map(|it| it & MODE_MASK),
+        mode: modes.into_iter().flatten().next(),
         uid: args.owner.map(|it| number_of(it.0)).transpose()?,
         gid: args.owner_group.map(|it| number_of(it.0)).transpose()?,
         accessed: set_time(args.time_access_set)?,

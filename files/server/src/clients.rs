@@ -14,7 +14,9 @@ use files_spec::xdr::{List, Opaque};
 use files_store::NumberSet;
 
 use crate::execution::Execution;
-use crate::limits::{CLIENTS_MAX, COURTESY_MS, LEASE_MS, SESSIONS_PER_CLIENT_MAX};
+use crate::limits::{
+    CLIENTS_MAX, COURTESY_MS, IDLE_CLIENTS_PER_TICK_MAX, LEASE_MS, SESSIONS_PER_CLIENT_MAX,
+};
 use crate::refusal::Refusal;
 use crate::server::{Now, Server};
 use crate::table::Key;
@@ -91,7 +93,11 @@ impl Server {
         now: &Now,
     ) -> Result<(), Refusal> {
         let principal = x.header.principal;
-        if args.flags & !exchange_flags::REQUEST_MASK != 0 {
+        let known = match x.minor_version {
+            1 => exchange_flags::REQUEST_MASK,
+            _ => exchange_flags::REQUEST_MASK | exchange_flags::SUPP_FENCE_OPS,
+        };
+        if args.flags & !known != 0 {
             return Err(Status::INVAL.into());
         }
         match args.state_protect {
@@ -222,25 +228,31 @@ impl Server {
         args: &CreateSessionArgs<'_>,
         now: &Now,
     ) -> Result<(), Refusal> {
-        let principal = x.header.principal;
         let key = Key::from_u64(args.clientid);
         let client = self.clients.get(key).ok_or(Status::STALE_CLIENTID)?;
-        if client.sequence != args.sequence {
-            let is_retransmitted = client.sequence.wrapping_sub(1) == args.sequence;
-            let LastCreation::Answered(answer) = client.last_creation else {
-                return Err(Status::SEQ_MISORDERED.into());
-            };
-            if !is_retransmitted {
-                return Err(Status::SEQ_MISORDERED.into());
-            }
-            return x.push(&OperationResult::CreateSession(Outcome::Ok(answer?)));
+        if !client.is_confirmed && client.is_expired(now) {
+            // RFC 8881 §18.35: it was to be confirmed within a lease.
+            self.expire_client(key);
+            return Err(Status::STALE_CLIENTID.into());
         }
-        if client.principal != principal {
+        let is_repeated = client.sequence.wrapping_sub(1) == args.sequence;
+        match client.last_creation {
+            _ if client.sequence == args.sequence => {}
+            // It had no effect, and its repetition has none. Clients that have corrected the
+            // arguments differ in whether they count it.
+            LastCreation::Answered(Err(Status::INVAL | Status::TOOSMALL)) if is_repeated => {}
+            LastCreation::Answered(answer) if is_repeated => {
+                return x.push(&OperationResult::CreateSession(Outcome::Ok(answer?)));
+            }
+            _ => return Err(Status::SEQ_MISORDERED.into()),
+        }
+        // RFC 8881 §18.36: the principal matters for the confirmation only.
+        if !client.is_confirmed && client.principal != x.header.principal {
             return Err(Status::CLID_INUSE.into());
         }
         let answer = self.created_session(key, args, now);
         if let Some(client) = self.clients.get_mut(key) {
-            client.sequence = client.sequence.wrapping_add(1);
+            client.sequence = args.sequence.wrapping_add(1);
             client.last_creation = LastCreation::Answered(answer);
         }
         x.push(&OperationResult::CreateSession(Outcome::Ok(answer?)))
@@ -305,15 +317,20 @@ impl Server {
         self.remove_client(key);
     }
 
-    /// Removes clients that have been silent for too long, at most one in a call.
+    /// Removes clients that have been silent for too long: a limited number in a call, and one with
+    /// opens or locks, which may be many.
     pub(crate) fn expire_clients(&mut self, now: &Now) {
         let too_old = |it: &Client| {
             let silent = now.monotonic_ms.saturating_sub(it.renewed_ms);
             // Without state, there is nothing to be courteous about.
             silent > COURTESY_MS || silent > LEASE_MS && it.states.is_empty()
         };
-        let found = self.clients.iter().find(|(_, it)| too_old(it));
-        if let Some((key, _)) = found {
+        let found = self.clients.iter().filter(|(_, it)| too_old(it));
+        let (idle, holding): (Vec<_>, Vec<_>) = found
+            .map(|(key, it)| (key, it.states.is_empty()))
+            .partition(|(_, is_idle)| *is_idle);
+        let idle = idle.into_iter().take(IDLE_CLIENTS_PER_TICK_MAX);
+        for (key, _) in idle.chain(holding.into_iter().take(1)) {
             self.expire_client(key);
         }
     }

@@ -12,7 +12,9 @@ use files_spec::xdr::{EncodeError, Encoder, HOLES_MAX, Hole, Payload, UNIT_BYTES
 use files_store::{InodeId, MovePiece, Range, Ticket, WriteId};
 
 use crate::caller::Header;
-use crate::limits::{CHANGE_RESULT_BYTES_MAX, FAILED_RESULT_BYTES, REPLY_BYTES_MAX};
+use crate::limits::{
+    CHANGE_RESULT_BYTES_MAX, FAILED_RESULT_BYTES, REPLY_BEGINNING_BYTES, REPLY_BYTES_MAX,
+};
 use crate::place::{Place, VolumeIndex};
 use crate::refusal::Refusal;
 use crate::table::Key;
@@ -30,7 +32,9 @@ const BEGINNING_WITHOUT_TAG: [u8; REPLY_HEADER_BYTES + 12] = {
 };
 
 /// Length of the reply to SEQUENCE, PUTFH and READ without the data and their padding.
-pub(crate) const READ_REPLY_BYTES: usize = BEGINNING_WITHOUT_TAG.len() + 44 + 8 + 16;
+pub(crate) const READ_REPLY_BYTES: usize = REPLY_BEGINNING_BYTES + 8 + 16;
+
+const _: () = assert!(REPLY_BEGINNING_BYTES == BEGINNING_WITHOUT_TAG.len() + 44);
 
 /// What the caller does next with an execution.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -372,7 +376,7 @@ impl Execution {
     }
 
     /// Room for results in memory, without that of a failure.
-    fn memory_room(&self) -> usize {
+    pub(crate) fn memory_room(&self) -> usize {
         let used = self.at + FAILED_RESULT_BYTES;
         self.room().min(REPLY_BYTES_MAX.saturating_sub(used))
     }

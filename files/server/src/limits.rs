@@ -50,6 +50,9 @@ pub const COURTESY_MS: u64 = 24 * 3600 * 1000;
 /// How long clients can reclaim their state after a restart, in milliseconds.
 pub const GRACE_MS: u64 = LEASE_MS;
 
+/// Limit of the silent clients without opens and locks that one call of `Server::tick` removes.
+pub const IDLE_CLIENTS_PER_TICK_MAX: usize = 256;
+
 /// Limit of the files without links that one call of `Server::tick` frees in each volume.
 pub const ORPHANS_PER_TICK_MAX: usize = 1024;
 
@@ -70,16 +73,30 @@ pub const REPLY_BYTES_MAX: usize = INLINE_BYTES_MAX;
 /// operation is executed, so that a change never lacks its result.
 pub const CHANGE_RESULT_BYTES_MAX: usize = 256;
 
+/// Length of a reply without a tag up to the result of SEQUENCE, in bytes.
+pub const REPLY_BEGINNING_BYTES: usize = 36 + 44;
+
 /// Room for the result of an operation that fails, in bytes: number, status and an empty bitmap.
 pub const FAILED_RESULT_BYTES: usize = 12;
 
 /// Least size of requests and replies that a session may ask for, in bytes: the shortest COMPOUND
 /// that is of use.
-pub const CHANNEL_BYTES_MIN: u32 = 512;
+pub const CHANNEL_BYTES_MIN: u32 = 384;
+
+/// Least size of callbacks and their replies that a session with slots for them may ask for, in
+/// bytes: one operation behind CB_SEQUENCE.
+pub const CALLBACK_BYTES_MIN: u32 = 128;
+
+/// Least number of operations of a callback: one behind CB_SEQUENCE.
+pub const CALLBACK_OPERATIONS_MIN: u32 = 2;
 
 const _: () = assert!(RECORD_BYTES_MAX < u32::MAX as usize);
 const _: () = assert!(OPERATIONS_MAX * FAILED_RESULT_BYTES < REPLY_BYTES_MAX);
-const _: () = assert!(CHANGE_RESULT_BYTES_MAX < CHANNEL_BYTES_MIN as usize);
+// A change fits behind the header and the result of SEQUENCE.
+const _: () = assert!(
+    REPLY_BEGINNING_BYTES + CHANGE_RESULT_BYTES_MAX + FAILED_RESULT_BYTES
+        <= CHANNEL_BYTES_MIN as usize
+);
 // One client can have the largest session.
 const _: () =
     assert!(SLOTS_MAX as usize * CACHED_REPLY_BYTES_MAX as usize <= REPLY_CACHE_BYTES_MAX);

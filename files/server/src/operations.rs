@@ -141,6 +141,7 @@ impl Server {
             Operation::DestroySession(id) => self.destroy_session(x, id, position.is_last),
             Operation::DestroyClientId(number) => self.destroy_client(x, *number),
             Operation::BindConnToSession(args) => self.bind(x, args),
+            Operation::BackchannelCtl(args) => self.change_backchannel(x, args),
             Operation::ReclaimComplete(is_one) => self.reclaim_complete(x, *is_one),
             Operation::PutRootFh(()) | Operation::PutPubFh(()) => put_root(x, operation),
             Operation::GetFh(()) => self.get_handle(x),
@@ -150,8 +151,8 @@ impl Server {
                 x.push(&OperationResult::SaveFh(Outcome::Ok(())))
             }
             Operation::RestoreFh(()) => {
-                // RFC 8881 §18.27.
-                x.saved.place.ok_or(Status::RESTOREFH)?;
+                // RFC 8881 §18.27. NFS4ERR_RESTOREFH is obsolete.
+                x.saved.place.ok_or(Status::NOFILEHANDLE)?;
                 x.current = x.saved;
                 x.push(&OperationResult::RestoreFh(Outcome::Ok(())))
             }

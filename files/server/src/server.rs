@@ -404,6 +404,10 @@ impl Server {
                 let args = operations.args()?;
                 checked.and_then(|()| self.write(x, &args, position, now))
             }
+            _ if operations.peek().is_some() && !number.is_in(x.minor_version) => {
+                // RFC 8881 §15.1.3.4: in a session or not, and its arguments are unknown.
+                return Ok((OperationNumber::ILLEGAL, Err(Status::OP_ILLEGAL.into())));
+            }
             _ => match operations.next() {
                 // By reference: it is large.
                 Some(Ok(operation)) => {

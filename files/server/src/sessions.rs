@@ -3,13 +3,17 @@
 use files_spec::Status;
 use files_spec::limits::RECORD_BYTES_MAX;
 use files_spec::operations::{
-    BindArgs, ChannelAttributes, CreateSessionArgs, CreateSessionOk, OperationNumber,
-    OperationResult, Outcome, SequenceArgs, SequenceOk, session_flags,
+    BackchannelArgs, BindArgs, CallbackSecurity, ChannelAttributes, CreateSessionArgs,
+    CreateSessionOk, OperationNumber, OperationResult, Outcome, SequenceArgs, SequenceOk,
+    session_flags,
 };
 use files_spec::types::SessionId;
 
 use crate::execution::{Execution, HeldSlot};
-use crate::limits::{CACHED_REPLY_BYTES_MAX, CHANNEL_BYTES_MIN, REPLY_CACHE_BYTES_MAX, SLOTS_MAX};
+use crate::limits::{
+    CACHED_REPLY_BYTES_MAX, CALLBACK_BYTES_MIN, CALLBACK_OPERATIONS_MIN, CHANNEL_BYTES_MIN,
+    REPLY_CACHE_BYTES_MAX, SLOTS_MAX,
+};
 use crate::refusal::Refusal;
 use crate::server::{Fingerprint, Now, Server};
 use crate::table::Key;
@@ -128,6 +132,17 @@ fn granted(asked: &ChannelAttributes, cache_room: usize) -> Result<ChannelAttrib
     })
 }
 
+/// Checks the limits of a backchannel, which is granted as asked for. One without slots is none.
+fn check_backchannel(asked: &ChannelAttributes) -> Result<(), Status> {
+    let sizes = [asked.maxrequestsize, asked.maxresponsesize];
+    let is_small = sizes.iter().any(|&size| size < CALLBACK_BYTES_MIN)
+        || asked.maxoperations < CALLBACK_OPERATIONS_MIN;
+    match asked.maxrequests > 0 && is_small {
+        true => Err(Status::TOOSMALL),
+        false => Ok(()),
+    }
+}
+
 impl Server {
     fn session_id(&self, key: Key) -> SessionId {
         let mut id = [0; 16];
@@ -154,6 +169,7 @@ impl Server {
         }
         let room = REPLY_CACHE_BYTES_MAX - self.cache_bytes;
         let fore = granted(&args.fore_chan_attrs, room)?;
+        check_backchannel(&args.back_chan_attrs)?;
         let slot = |_| Slot {
             sequence: 0,
             fingerprint: Fingerprint::default(),
@@ -224,6 +240,21 @@ impl Server {
             use_conn_in_rdma_mode: false,
         };
         x.push(&OperationResult::BindConnToSession(Outcome::Ok(bound)))
+    }
+
+    /// BACKCHANNEL_CTL (RFC 8881 §18.33). The server sends no callbacks, so nothing has to be
+    /// remembered.
+    pub(crate) fn change_backchannel(
+        &mut self,
+        x: &mut Execution,
+        args: &BackchannelArgs<'_>,
+    ) -> Result<(), Refusal> {
+        let mut parameters = args.sec_parms.iter();
+        if parameters.any(|it| matches!(it, CallbackSecurity::Gss(_))) {
+            // The server has no GSS contexts.
+            return Err(Status::NOENT.into());
+        }
+        x.push(&OperationResult::BackchannelCtl(Outcome::Ok(())))
     }
 
     /// SEQUENCE (RFC 8881 §18.46). A failure leaves the slot as it was.

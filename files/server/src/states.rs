@@ -167,7 +167,8 @@ impl Server {
     /// The state of an identifier (RFC 8881 §8.2.4).
     ///
     /// # Errors
-    /// `NFS4ERR_STALE_STATEID`, `NFS4ERR_BAD_STATEID` or `NFS4ERR_OLD_STATEID`.
+    /// `NFS4ERR_BAD_STATEID`, also for one of an earlier start of the server
+    /// (`NFS4ERR_STALE_STATEID` is obsolete), or `NFS4ERR_OLD_STATEID`.
     pub(crate) fn state_key(&self, x: &Execution, id: &StateId) -> Result<Key, Status> {
         let current;
         let id = match *id == StateId::CURRENT {
@@ -194,11 +195,7 @@ impl Server {
         let (instance, number) = id.other.split_at(4);
         let instance = instance.try_into().map_or(0, u32::from_be_bytes);
         if instance != self.state_instance() {
-            let is_special = id.other == [0; 12] || id.other == [0xff; 12];
-            return Err(match is_special {
-                true => Status::BAD_STATEID,
-                false => Status::STALE_STATEID,
-            });
+            return Err(Status::BAD_STATEID);
         }
         let key = Key::from_u64(number.try_into().map_or(0, u64::from_be_bytes));
         let state = self.states.table.get(key).ok_or(Status::BAD_STATEID)?;
@@ -253,7 +250,7 @@ impl Server {
         }
     }
 
-    /// Whether an open of another owner denies `access`, or has an access that is to be denied.
+    /// Whether an open other than `own` denies `access`, or has an access that is to be denied.
     /// Clients whose lease has expired lose their state instead.
     pub(crate) fn share_conflict(
         &mut self,

@@ -183,8 +183,11 @@ pub const SETTABLE: Bitmap = Bitmap::of(&[
 
 impl<'a> Xdr<'a> for Attributes<'a> {
     fn decode(from: &mut Decoder<'a>) -> Result<Self, DecodeError> {
-        let numbers = Bitmap::decode(from)?;
+        let (numbers, has_others) = Bitmap::decode_known(from)?;
         let mut values = Decoder::new(from.opaque(ATTRIBUTES_BYTES_MAX)?);
+        if has_others {
+            return Err(DecodeError::UnknownAttribute);
+        }
         let mut attributes = Self::default();
         for number in numbers.iter() {
             attributes.decode_one(number, &mut values)?;

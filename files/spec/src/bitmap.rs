@@ -1,6 +1,6 @@
 //! Sets of numbers, such as attributes (`bitmap4`, RFC 8881 §3.2).
 
-use crate::limits::BITMAP_UNITS_MAX;
+use crate::limits::{BITMAP_UNITS_DECODED_MAX, BITMAP_UNITS_MAX};
 use crate::xdr::{DecodeError, Decoder, EncodeError, Encoder, Xdr};
 
 /// A set of numbers below 32 × [`BITMAP_UNITS_MAX`].
@@ -74,14 +74,28 @@ impl Bitmap {
     }
 }
 
-impl<'a> Xdr<'a> for Bitmap {
-    fn decode(from: &mut Decoder<'a>) -> Result<Self, DecodeError> {
-        let units = from.length(BITMAP_UNITS_MAX)?;
+impl Bitmap {
+    /// Decodes a set, and tells whether it has numbers beyond the limit, which are left out.
+    pub(crate) fn decode_known(from: &mut Decoder<'_>) -> Result<(Self, bool), DecodeError> {
+        let units = from.length(BITMAP_UNITS_DECODED_MAX)?;
         let mut set = Self::EMPTY;
-        for unit in &mut set.0[..units] {
-            *unit = u32::decode(from)?;
+        let mut has_others = false;
+        for index in 0..units {
+            let unit = u32::decode(from)?;
+            match set.0.get_mut(index) {
+                Some(known) => *known = unit,
+                None => has_others |= unit != 0,
+            }
         }
-        Ok(set)
+        Ok((set, has_others))
+    }
+}
+
+impl<'a> Xdr<'a> for Bitmap {
+    /// Numbers beyond the limit are left out: a client may ask for attributes of later minor
+    /// versions, which servers ignore (RFC 8881 §18.7).
+    fn decode(from: &mut Decoder<'a>) -> Result<Self, DecodeError> {
+        Self::decode_known(from).map(|(set, _)| set)
     }
 
     /// Units after the last number are left out.

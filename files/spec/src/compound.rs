@@ -51,10 +51,15 @@ impl<'a> CompoundArgs<'a> {
     /// The status of the whole request, before its first operation.
     ///
     /// # Errors
-    /// Returns `NFS4ERR_MINOR_VERS_MISMATCH` for an unknown minor version (RFC 8881 §15.1.3.2), and
-    /// `NFS4ERR_TOO_MANY_OPS` for more than [`OPERATIONS_MAX`] operations (RFC 8881 §15.1.3.11).
+    /// Returns `NFS4ERR_MINOR_VERS_MISMATCH` for an unknown minor version (RFC 8881 §15.1.3.2),
+    /// `NFS4ERR_TOO_MANY_OPS` for more than [`OPERATIONS_MAX`] operations (RFC 8881 §15.1.3.11), and
+    /// `NFS4ERR_INVAL` for a tag that is not UTF-8 (RFC 8881 §14.5).
     pub fn check(&self) -> Result<(), Status> {
-        check(self.minor_version, self.operations.left())
+        check(self.minor_version, self.operations.left())?;
+        match core::str::from_utf8(self.tag.0) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Status::INVAL),
+        }
     }
 }
 

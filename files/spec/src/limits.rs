@@ -42,6 +42,10 @@ pub const ATTRIBUTES_BYTES_MAX: usize = 4096;
 /// Limit of the units of a bitmap.
 pub const BITMAP_UNITS_MAX: usize = 8;
 
+/// Limit of the units of a bitmap of a peer. Those beyond [`BITMAP_UNITS_MAX`] are of numbers that
+/// no minor version defines.
+pub const BITMAP_UNITS_DECODED_MAX: usize = 256;
+
 /// Limit of the value of an extended attribute in bytes.
 pub const XATTR_BYTES_MAX: usize = 32 << 10;
 
@@ -65,6 +69,7 @@ pub const GROUPS_MAX: usize = 16;
 pub const SHORT_LIST_MAX: usize = 64;
 
 const _: () = assert!(PAYLOAD_BYTES_MAX.is_multiple_of(UNIT_BYTES));
+const _: () = assert!(BITMAP_UNITS_MAX <= BITMAP_UNITS_DECODED_MAX);
 // The length of a fragment has 31 bits.
 const _: () = assert!(RECORD_BYTES_MAX < 1 << 31);
 // A record of the longest names, links, attributes and values has room for them.

@@ -284,7 +284,9 @@ impl Model {
                 self.holdings_of(*object).may_open(Some(client), modes)
             }
             (Action::Open { object, modes }, Status::SHARE_DENIED) => {
-                pending.seen[object].may_deny(Some(client), *modes)
+                // RFC 8881 §9.7: also because of what the client itself has open.
+                let own = self.modes_of(client, *object);
+                own.excludes(*modes) || pending.seen[object].may_deny(Some(client), *modes)
             }
             (Action::Downgrade { object, modes }, Status::OK | Status::INVAL) => {
                 let open = self.opens.get(&(client, *object));

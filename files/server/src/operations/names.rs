@@ -256,6 +256,7 @@ impl Server {
         entries: impl Iterator<Item = (u64, &'n [u8], Place)>,
     ) -> Result<(), Refusal> {
         let mut refused = None;
+        let room = x.memory_room();
         let written = x.push_with(|to| {
             let mut writer = ReaddirWriter::begin(to, [0; 8], args.maxcount)?;
             let mut is_empty = true;
@@ -285,8 +286,12 @@ impl Server {
         });
         match (written, refused) {
             (_, Some(refusal)) => Err(refusal),
-            // The limit of the request is smaller than the first entry.
-            (Err(Refusal::Status(Status::REP_TOO_BIG)), None) => Err(Status::TOOSMALL.into()),
+            (Err(Refusal::Status(Status::REP_TOO_BIG | Status::REP_TOO_BIG_TO_CACHE)), None)
+                if args.maxcount as usize <= room =>
+            {
+                // The limit of the request is smaller than the first entry.
+                Err(Status::TOOSMALL.into())
+            }
             (written, None) => written,
         }
     }

@@ -69,13 +69,12 @@ impl Server {
             self.check_access(x, object, &attributes, wanted)?;
         }
         let known = self.open_of_owner(client, args.owner.owner.0, file);
-        // RFC 8881 §9.7: a truncation is a write, which others may deny.
-        let writes = if found.truncate {
-            share::ACCESS_WRITE
-        } else {
-            0
-        };
-        if self.share_conflict(file, known, (access | writes, deny), now) {
+        // RFC 8881 §9.7: also an earlier OPEN of the same owner may deny this one. A truncation is a
+        // write, which only others may deny.
+        let writes = (share::ACCESS_WRITE, share::DENY_NONE);
+        if self.share_conflict(file, None, (access, deny), now)
+            || found.truncate && self.share_conflict(file, known, writes, now)
+        {
             return Err(Status::SHARE_DENIED.into());
         }
         if found.truncate {
@@ -188,7 +187,12 @@ impl Server {
         if x.created.is_none() {
             match self.find(x, name) {
                 Ok(place) => {
-                    let (object, _) = self.regular_file(place)?;
+                    let (object, _) = match (self.regular_file(place), how) {
+                        (Ok(found), _) => found,
+                        (Err(refusal), CreateHow::Unchecked(_)) => return Err(refusal),
+                        // RFC 8881 §18.16: the name exists, whatever it is.
+                        (Err(_), _) => return Err(Status::EXIST.into()),
+                    };
                     return self.existing(object, before.change, how);
                 }
                 Err(Refusal::Status(Status::NOENT)) => {}

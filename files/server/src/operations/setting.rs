@@ -8,7 +8,7 @@ use files_spec::{Bitmap, Status};
 use files_store::{Kind, SetAttributes, SetTime};
 
 use super::Object;
-use crate::attributes::{supported, to_set};
+use crate::attributes::{check_modes, supported, to_set};
 use crate::execution::Execution;
 use crate::place::Place;
 use crate::refusal::Refusal;
@@ -42,6 +42,7 @@ impl Server {
         if args.rdattr_error.is_some() {
             return Err(Status::INVAL.into());
         }
+        check_modes(args)?;
         let text = self.attribute_text(place)?;
         let actual = self.attributes_of(place, &numbers, x.minor_version, &text)?;
         match numbers.difference(supported(x.minor_version)).is_empty() {

@@ -12,7 +12,7 @@ use files_spec::xdr::Opaque;
 use crate::client::{Answer, Client, World, in_share, name};
 use crate::opens::{open, open_file, opened, unchecked};
 
-fn owner(bytes: &[u8]) -> Owner<'_> {
+pub(crate) fn owner(bytes: &[u8]) -> Owner<'_> {
     Owner {
         clientid: 0,
         owner: Opaque(bytes),
@@ -39,7 +39,7 @@ pub(crate) fn lock<'a>(
     })
 }
 
-fn unlock((offset, length): (u64, u64), lock_stateid: StateId) -> Operation<'static> {
+pub(crate) fn unlock((offset, length): (u64, u64), lock_stateid: StateId) -> Operation<'static> {
     Operation::LockU(UnlockArgs {
         locktype: LockType::WRITE,
         seqid: 0,
@@ -49,7 +49,7 @@ fn unlock((offset, length): (u64, u64), lock_stateid: StateId) -> Operation<'sta
     })
 }
 
-fn locked(answer: &Answer) -> StateId {
+pub(crate) fn locked(answer: &Answer) -> StateId {
     match answer.last() {
         OperationResult::Lock(Outcome::Ok(stateid)) => stateid,
         _ => panic!("{:?}", answer.parts()),

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod conformance;
 mod data;
 mod device;
 mod durable;

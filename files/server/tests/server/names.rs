@@ -26,14 +26,14 @@ pub(crate) fn make<'a>(objtype: CreateType<'a>, it: &'a str, mode: u32) -> Opera
     })
 }
 
-fn handle_of(answer: &Answer) -> Vec<u8> {
+pub(crate) fn handle_of(answer: &Answer) -> Vec<u8> {
     match answer.last() {
         OperationResult::GetFh(Outcome::Ok(handle)) => handle.0.to_vec(),
         other => panic!("{other:?}"),
     }
 }
 
-fn list(cookie: u64, maxcount: u32) -> Operation<'static> {
+pub(crate) fn list(cookie: u64, maxcount: u32) -> Operation<'static> {
     Operation::ReadDir(ReaddirArgs {
         cookie,
         cookieverf: [0; 8],
@@ -44,7 +44,7 @@ fn list(cookie: u64, maxcount: u32) -> Operation<'static> {
 }
 
 /// Names and cookies of a listing, and whether the directory ends.
-fn entries(answer: &Answer) -> (Vec<(String, u64)>, bool) {
+pub(crate) fn entries(answer: &Answer) -> (Vec<(String, u64)>, bool) {
     let OperationResult::ReadDir(Outcome::Ok(ok)) = answer.last() else {
         panic!("{:?}", answer.parts());
     };
@@ -106,7 +106,11 @@ fn operations_without_a_current_object_fail() {
     for operation in operations {
         client.fails(&mut world, &[operation], Status::NOFILEHANDLE);
     }
-    client.fails(&mut world, &[Operation::RestoreFh(())], Status::RESTOREFH);
+    client.fails(
+        &mut world,
+        &[Operation::RestoreFh(())],
+        Status::NOFILEHANDLE,
+    );
     // RFC 8881 §18.45: SECINFO leaves no current object.
     let root = Operation::PutRootFh(());
     let security = Operation::SecInfoNoName(0);

@@ -55,7 +55,7 @@ pub(crate) fn open_file(world: &mut World, client: &mut Client, it: &str) -> Sta
     opened(&client.ok(world, &in_share(&[operation]))).stateid
 }
 
-fn close(open_stateid: StateId) -> Operation<'static> {
+pub(crate) fn close(open_stateid: StateId) -> Operation<'static> {
     Operation::Close(CloseArgs {
         seqid: 0,
         open_stateid,
@@ -89,7 +89,9 @@ fn invalid_opens_are_refused() {
         (open("x", b"o", (1, 4), none), Status::INVAL),
         (open("x", b"o", read, times), Status::INVAL),
         (open("d", b"o", read, none), Status::ISDIR),
-        (open("d", b"o", read, guarded), Status::ISDIR),
+        (open("d", b"o", read, guarded), Status::EXIST),
+        (open("d", b"o", read, unchecked()), Status::ISDIR),
+        (open("l", b"o", read, guarded), Status::EXIST),
         (open("l", b"o", read, none), Status::SYMLINK),
         (open("f", b"o", read, none), Status::WRONG_TYPE),
     ];
@@ -188,7 +190,7 @@ fn state_identifiers_count_the_changes_of_an_open() {
 
 /// RFC 8881 §9.7.
 #[test]
-fn share_modes_exclude_other_owners() {
+fn share_modes_exclude_all_owners() {
     let mut world = World::new();
     let mut client = Client::new(&mut world, b"a");
     let mut other = Client::new(&mut world, b"b");
@@ -205,8 +207,9 @@ fn share_modes_exclude_other_owners() {
     other.ok(&mut world, &in_share(&[read]));
     other.fails(&mut world, &in_share(&[write]), Status::SHARE_DENIED);
     client.fails(&mut world, &in_share(&[deny]), Status::SHARE_DENIED);
-    // The same owner may open again.
-    client.ok(&mut world, &in_share(&[write]));
+    // The same owner may open again, but not for what it denies.
+    client.ok(&mut world, &in_share(&[read]));
+    client.fails(&mut world, &in_share(&[write]), Status::SHARE_DENIED);
     let at = in_share(&[
         Operation::Lookup(name("f")),
         close(StateId {

@@ -74,9 +74,9 @@ fn clients_are_listed_with_what_they_have() {
     world.server.tick(&now);
     let counters = world.server.counters();
     let levels = [&counters.clients, &counters.opens, &counters.locks];
-    // A tick has removed one of the clients without state.
-    assert_eq!(levels.map(reactors::Counter::get), [2, 1, 2]);
-    assert_eq!(counters.clients_expired.get(), 1);
+    // A tick has removed the clients without state.
+    assert_eq!(levels.map(reactors::Counter::get), [1, 1, 2]);
+    assert_eq!(counters.clients_expired.get(), 2);
 }
 
 #[test]

@@ -170,7 +170,7 @@ fn every_other_read_is_executed_as_before() {
         (StateId::BYPASS, 0, 4096, Status::OK),
         (StateId::CURRENT, 0, 4096, Status::BAD_STATEID),
         (StateId::INVALID, 0, 4096, Status::BAD_STATEID),
-        (unknown, 0, 4096, Status::STALE_STATEID),
+        (unknown, 0, 4096, Status::BAD_STATEID),
         (old, 0, 4096, Status::BAD_STATEID),
     ] {
         let case = (stateid, offset, count);

@@ -32,7 +32,7 @@ fn set<'a>(option: SetXattrOption, key: &'a str, value: &'a [u8]) -> Operation<'
     })
 }
 
-fn range(stateid: StateId, offset: u64, length: u64) -> RangeArgs {
+pub(crate) fn range(stateid: StateId, offset: u64, length: u64) -> RangeArgs {
     RangeArgs {
         stateid,
         offset,
@@ -167,7 +167,7 @@ fn clones_are_independent_of_their_source() {
     assert_eq!(world.server.volumes()[0].problems(), Vec::<String>::new());
 }
 
-fn copy_args(from: StateId, to: StateId) -> CopyArgs<'static> {
+pub(crate) fn copy_args(from: StateId, to: StateId) -> CopyArgs<'static> {
     CopyArgs {
         src_stateid: from,
         dst_stateid: to,
@@ -191,7 +191,7 @@ fn copy<'o>(to: &'o str, args: CopyArgs<'o>) -> Vec<Operation<'o>> {
 }
 
 /// The number of bytes that a COPY has copied.
-fn copied(answer: &Answer) -> u64 {
+pub(crate) fn copied(answer: &Answer) -> u64 {
     let OperationResult::Copy(Outcome::Ok(ok)) = answer.last() else {
         panic!("{:?}", answer.parts());
     };

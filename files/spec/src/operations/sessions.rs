@@ -22,6 +22,9 @@ pub mod exchange_flags {
     pub const CONFIRMED_R: u32 = 0x8000_0000;
     /// The flags that a request may have (RFC 8881 §18.35).
     pub const REQUEST_MASK: u32 = 0x4007_0103;
+    /// The client supports fencing of servers that copy for it. Since minor version 2
+    /// (RFC 7862).
+    pub const SUPP_FENCE_OPS: u32 = 0x4;
 }
 
 /// Flags of CREATE_SESSION (RFC 8881 §18.36).

@@ -118,6 +118,7 @@ fn numbers_outside_a_minor_version_are_illegal() {
 
 mod invalid {
     use super::*;
+    use crate::limits::BITMAP_UNITS_DECODED_MAX;
 
     fn words(words: &[u32]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_be_bytes()).collect()
@@ -159,9 +160,28 @@ mod invalid {
 
     #[test]
     fn a_bitmap_with_too_many_units() {
-        let mut input = words(&[9, 9]);
-        input.resize(8 + 36, 0);
+        let units = BITMAP_UNITS_DECODED_MAX as u32;
+        let mut input = words(&[9, units + 1]);
+        input.resize(8 + 4 * (units as usize + 1), 0);
         refused(&input, DecodeError::TooLong, Status::BADXDR);
+    }
+
+    /// RFC 8881 §18.7: attributes that do not exist are left out where they are asked for.
+    #[test]
+    fn numbers_that_no_version_defines_are_left_out() {
+        let mut input = words(&[9, BITMAP_UNITS_DECODED_MAX as u32, 6]);
+        input.resize(8 + 4 * BITMAP_UNITS_DECODED_MAX, 0xff);
+        let asked = Operation::decode(&mut Decoder::new(&input));
+        let Ok(Operation::GetAttr(asked)) = asked else {
+            panic!("{asked:?}");
+        };
+        assert_eq!(asked.iter().take(2).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(asked.iter().nth(2), Some(32));
+        // Where they are set or compared, they are refused.
+        let mut input = words(&[37, 9]);
+        input.resize(8 + 32, 0);
+        input.extend(words(&[1, 0]));
+        refused(&input, DecodeError::UnknownAttribute, Status::ATTRNOTSUPP);
     }
 
     #[test]
