@@ -27,7 +27,7 @@ use files_server::{
     ClientReport, Clients, Network, Now, Part, PartOptions, Server, ServerCounters, ServerOptions,
     ShareCounters, ShareNumber, VolumeIndex,
 };
-use files_service::stored::OwnQueue;
+use files_service::stored::{self, OwnQueue, StoredError};
 use files_store::{Time, VolatileOptions};
 use files_tcp::{
     DeviceOfVolume, FileMessage, FilePoller, FileService, FileServiceOptions, RecordStore,
@@ -84,20 +84,20 @@ pub(crate) enum PartError {
     Volume {
         share: Name,
         volume: Name,
-        source: files_store::Error,
+        source: StoredError,
     },
 }
 
 impl PartError {
-    fn new(share: &Share, source: files_store::Error) -> Self {
+    fn new(share: &Share, source: StoredError) -> Self {
         let (name, volume) = (share.name.clone(), share.volume.clone());
         match (&share.directory, source) {
-            (Some(directory), files_store::Error::Exists) => Self::Taken {
+            (Some(directory), StoredError::Part(files_store::Error::Exists)) => Self::Taken {
                 share: name,
                 volume,
                 directory: directory.clone(),
             },
-            _ => Self::Volume {
+            (_, source) => Self::Volume {
                 share: name,
                 volume,
                 source,
@@ -236,8 +236,13 @@ impl Files {
         });
         let served: Vec<ServedVolume> = served.collect();
         let (of_parts, options): (Vec<_>, Vec<_>) = part_options(&config.files, &served).unzip();
-        let prepared = PartOptions::prepare_all(&options, &mut volumes, time);
-        let parts = prepared.map_err(|(index, error)| PartError::new(of_parts[index], error))?;
+        let disk_of = |index: VolumeIndex| {
+            let device = &config.files.volumes[index.0].device;
+            let (_, device) = devices.get(device).expect("the volume is open");
+            OwnQueue::new(&**device, &pool)
+        };
+        let parts = stored::prepare_parts(&options, &mut volumes, time, disk_of)
+            .map_err(|(index, error)| PartError::new(of_parts[index], error))?;
         let (shares, of_shares) = shares(&config.files, &served, &parts, &SharesByName::new());
         let server = ServerOptions {
             identity: clients.identity.as_bytes().to_vec(),
@@ -323,7 +328,8 @@ impl Files {
         let (of_parts, parts): (Vec<_>, Vec<_>) = part_options(files, &volumes).unzip();
         let message = |reply| FileMessage::PrepareParts { parts, reply };
         let prepared = self.messages.ask(REACTOR, event_loop, message)?;
-        let parts = prepared.map_err(|(index, error)| PartError::new(of_parts[index], error))?;
+        let failed = |(index, error)| PartError::new(of_parts[index], StoredError::Part(error));
+        let parts = prepared.map_err(failed)?;
         let (shares, of_shares) = shares(files, &volumes, &parts, &self.shares());
         let message = |reply| FileMessage::SetShares { shares, reply };
         self.messages.ask(REACTOR, event_loop, message)?;

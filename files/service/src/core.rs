@@ -30,7 +30,7 @@ use crate::observed::{FileMessage, ListenerChange, ServiceCounters, VolumeLevels
 use crate::transfer::{Device, Source, Transfer};
 use crate::volume_requests::{VolumeRequests, volume_of_tag};
 use movement::{Loan, Pumped};
-use volumes::{Removing, Returning};
+use volumes::{Preparing, Removing, Returning};
 
 /// The device of a volume.
 #[derive(Clone, Debug)]
@@ -146,6 +146,7 @@ pub struct FileCore {
     returning: Vec<Returning>,
     /// Volumes that are returned to the control path when nothing uses them any more.
     removing: Vec<Removing>,
+    preparing: Vec<Preparing>,
     /// Places whose volume was removed.
     vacant: Vec<VolumeIndex>,
     /// Changes of the listeners over TCP.
@@ -210,6 +211,7 @@ impl FileCore {
             has_volume_requests: true,
             returning: Vec::new(),
             removing: Vec::new(),
+            preparing: Vec::new(),
             vacant: Vec::new(),
             listener_changes: VecDeque::new(),
             accesses: Accesses::default(),

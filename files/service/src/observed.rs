@@ -29,8 +29,8 @@ pub enum FileMessage {
     PrepareParts {
         /// The directories with their quotas.
         parts: Vec<PartOptions>,
-        /// The receiver of the response: the parts, or the index of the first one that cannot be made,
-        /// and why.
+        /// The receiver of the response, when they are durable: the parts, or the index of the first
+        /// one that cannot be made or stored, and why.
         reply: Sender<Result<Vec<Part>, (usize, Error)>>,
     },
     /// A request of the control path to a device.

@@ -7,10 +7,11 @@
 use std::time::{Duration, Instant};
 
 use block::{CompletionBatch, Device, DeviceQueue, Geometry, Operation, QueueOptions, Request};
+use files_server::{Part, PartOptions, VolumeIndex};
 use files_store::limits::BLOCK_BYTES;
 use files_store::{
     DiskCompletion, DiskRequest, FormatOptions, Formatter, OpenError, Opener, Opening,
-    Operation as DiskOperation, RequestId, Volume, VolumeIdentity,
+    Operation as DiskOperation, RequestId, Time, Volume, VolumeIdentity,
 };
 use hugemem::{Data, Lease, Pool};
 
@@ -46,6 +47,9 @@ pub enum StoredError {
     /// What a start writes did not become durable.
     #[error("the device failed to write or sync the log: nothing can be changed")]
     NotDurable,
+    /// The directory of a share cannot be made.
+    #[error(transparent)]
+    Part(files_store::Error),
 }
 
 /// A device to which one request after the other is made, each complete when its function returns.
@@ -131,13 +135,45 @@ pub fn read(disk: &mut dyn Disk) -> Result<Opening, StoredError> {
 /// As [`read`], and if the device cannot be written.
 pub fn open(disk: &mut dyn Disk) -> Result<Volume, StoredError> {
     let mut volume = read(disk)?.start();
+    make_durable(disk, &mut volume)?;
+    Ok(volume)
+}
+
+/// Makes directories for shares before clients can see them, and sets their quotas
+/// ([`PartOptions::prepare_all`]). When it returns, the directories are durable: a client that has one
+/// as a file handle has it after a power failure, too.
+///
+/// # Errors
+/// The index of the first one that cannot be made or stored, and why.
+pub fn prepare_parts<D: Disk>(
+    parts: &[PartOptions],
+    volumes: &mut [Volume],
+    now: Time,
+    mut disk_of: impl FnMut(VolumeIndex) -> Result<D, StoredError>,
+) -> Result<Vec<Part>, (usize, StoredError)> {
+    let prepared = PartOptions::prepare_all(parts, volumes, now);
+    let prepared = prepared.map_err(|(index, error)| (index, StoredError::Part(error)))?;
+    for (index, options) in parts.iter().enumerate() {
+        let volume = &mut volumes[options.volume.0];
+        if !volume.is_idle() {
+            let disk = disk_of(options.volume);
+            let stored = disk.and_then(|mut it| make_durable(&mut it, volume));
+            stored.map_err(|error| (index, error))?;
+        }
+    }
+    Ok(prepared)
+}
+
+/// Carries out what a volume has to write.
+fn make_durable(disk: &mut dyn Disk, volume: &mut Volume) -> Result<(), StoredError> {
     while !volume.is_idle() {
-        let Some(request) = volume.poll() else {
-            return Err(StoredError::NotDurable);
-        };
+        let request = volume.poll().ok_or(StoredError::NotDurable)?;
         volume.complete(perform(disk, request)?);
     }
-    Ok(volume)
+    match volume.has_failed() {
+        true => Err(StoredError::NotDurable),
+        false => Ok(()),
+    }
 }
 
 /// The first bytes of the device.

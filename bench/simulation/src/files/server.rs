@@ -13,7 +13,7 @@ use files_server::{
     Clients, Now, PartOptions, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex,
 };
 use files_service::FileCore;
-use files_store::{FormatOptions, ShareId, Time, Uuid, VolatileOptions, Volume};
+use files_store::{FormatOptions, Time, Uuid, VolatileOptions, Volume};
 use files_tcp::{
     DeviceOfVolume, FilePoller, FileService, FileServiceOptions, RecordStore, VolumeLevels, stored,
 };
@@ -264,29 +264,22 @@ impl FileServer {
             memory,
             volume,
         } = opened;
-        let keeps_records = self.is_durable();
-        self.starts += 1;
         let now = Now {
             monotonic_ms: now.as_millis(),
             time: time_of_day(now),
         };
-        let share = Share {
-            number: ShareNumber(1),
-            name: SHARE.to_owned(),
-            volume: VolumeIndex(0),
-            directory: volume.root(),
-            part: ShareId(0),
-            is_read_only: false,
-            squash: Squash::None,
-            clients: Clients::Any,
-            counters: Arc::default(),
+        let mut volumes = vec![volume];
+        let Some(shares) = self.shares(&mut volumes, &pool, (now.time, failures))? else {
+            return Ok(false);
         };
+        let keeps_records = self.is_durable();
+        self.starts += 1;
         let reclaiming = self.records.borrow().owners.clone();
         let options = ServerOptions {
             identity: b"simulated".to_vec(),
             instance: self.starts << 32 | self.random.below(1 << 32),
-            volumes: vec![volume],
-            shares: vec![share],
+            volumes,
+            shares,
             reclaiming: if keeps_records {
                 reclaiming
             } else {
@@ -302,8 +295,7 @@ impl FileServer {
         let socket = self.listener.bind().map_err(|it| text(&it))?;
         let geometry = device.geometry();
         let levels = Arc::<VolumeLevels>::default();
-        let mut server = Server::new(options, &now);
-        self.divide(&mut server, &now)?;
+        let server = Server::new(options, &now);
         let service = FileService::new(FileServiceOptions {
             server,
             devices: vec![DeviceOfVolume {
@@ -340,23 +332,50 @@ impl FileServer {
         Ok(true)
     }
 
-    /// Makes the share one of two parts of the volume, with their quotas.
-    fn divide(&self, server: &mut Server, now: &Now) -> Result<(), String> {
-        let Some(quota) = self.quota else {
-            return Ok(());
-        };
-        let part = |directory: &str, files: u64, blocks: u64| PartOptions {
+    /// The shares: the volume as a whole, or two parts of it with their quotas. `None` if their
+    /// directories cannot be stored, because the device fails.
+    fn shares(
+        &self,
+        volumes: &mut [Volume],
+        pool: &hugemem::Pool,
+        (now, failures): (Time, u32),
+    ) -> Result<Option<Vec<Share>>, String> {
+        let part = |directory: Option<&str>, files: Option<u64>, blocks: Option<u64>| PartOptions {
             volume: VolumeIndex(0),
-            directory: Some(directory.to_owned()),
-            files_max: Some(files),
-            bytes_max: Some(blocks * VOLUME_BLOCK_BYTES),
+            directory: directory.map(str::to_owned),
+            files_max: files,
+            bytes_max: blocks.map(|it| it * VOLUME_BLOCK_BYTES),
         };
-        let options = [
-            part("first", quota.files_max, quota.blocks_max),
-            part("second", OTHER_FILES_MAX, OTHER_BLOCKS_MAX),
-        ];
-        let parts = server.prepare_parts(&options, now);
-        let parts = parts.map_err(|error| format!("a part of the volume: {error:?}"))?;
+        let options = match self.quota {
+            None => vec![part(None, None, None)],
+            Some(Quota {
+                files_max,
+                blocks_max,
+            }) => vec![
+                part(Some("first"), Some(files_max), Some(blocks_max)),
+                part(
+                    Some("second"),
+                    Some(OTHER_FILES_MAX),
+                    Some(OTHER_BLOCKS_MAX),
+                ),
+            ],
+        };
+        let disk_of = |_| match &self.storage {
+            Storage::Disk(disk) => Ok(own(disk, pool)),
+            Storage::Ram(_) => unreachable!("a volume in memory has nothing to store"),
+        };
+        if let Storage::Disk(disk) = &self.storage {
+            disk.set_behaviour(self.failing(IDEAL, failures, failures));
+        }
+        let parts = stored::prepare_parts(&options, volumes, now, disk_of);
+        if let Storage::Disk(disk) = &self.storage {
+            disk.set_behaviour(self.behaviour);
+        }
+        let parts = match parts {
+            Ok(parts) => parts,
+            Err(_) if failures > 0 => return Ok(None),
+            Err((_, error)) => return Err(format!("a part of the volume: {error}")),
+        };
         let names = [SHARE, OTHER_SHARE];
         let shares = names.into_iter().zip(parts).zip(1..);
         let shares = shares.map(|((name, part), number)| Share {
@@ -370,8 +389,7 @@ impl FileServer {
             clients: Clients::Any,
             counters: Arc::default(),
         });
-        server.set_shares(shares.collect(), now);
-        Ok(())
+        Ok(Some(shares.collect()))
     }
 
     /// The service over RDMA.

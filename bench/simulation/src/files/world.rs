@@ -27,8 +27,6 @@ const DOWNTIME_MAX: Nanos = Nanos::from_millis(50);
 const FAILING_START_PERMILLE: u32 = 300;
 /// How often an operator looks for failures, per thousand events.
 const OPERATOR_PERMILLE: u32 = 60;
-/// Longest time until the directories of shares are durable after the first start.
-const PARTS_DURABLE_AFTER: Nanos = Nanos::from_secs(1);
 /// Longest time between two events without a client that can do anything.
 const AWAIT_MAX: Nanos = Nanos::from_millis(300);
 /// Longest pause before an operation is tried again that waits for the end of a grace period.
@@ -244,10 +242,6 @@ impl FileWorld {
     /// What is wrong.
     pub fn run(&mut self) -> Result<(), String> {
         self.server.start(0)?;
-        if self.swarm.quota.is_some() {
-            // The directories of the shares are durable before the first event.
-            self.run_for(PARTS_DURABLE_AFTER)?;
-        }
         self.begin_model()?;
         while self.event < self.swarm.events {
             self.event += 1;

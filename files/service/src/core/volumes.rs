@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use files_server::VolumeIndex;
-use files_store::Volume;
+use files_server::{Part, PartOptions, VolumeIndex};
+use files_store::{Error, Progress, Ticket, Volume};
 use reactors::{Nanos, ring};
 
 use super::{DeviceOfVolume, FileCore};
@@ -28,6 +28,14 @@ pub(super) struct Returning {
 pub(super) struct Removing {
     index: VolumeIndex,
     reply: Sender<Option<Box<Volume>>>,
+}
+
+/// Directories of shares that are not durable yet.
+pub(super) struct Preparing {
+    parts: Vec<Part>,
+    /// What has to be durable, of each part's volume.
+    tickets: Vec<(VolumeIndex, Ticket)>,
+    reply: Sender<Result<Vec<Part>, (usize, Error)>>,
 }
 
 impl FileCore {
@@ -74,7 +82,62 @@ impl FileCore {
                 self.lose_volume(index, now);
             }
         }
-        lost + self.replace_volumes() + self.remove_volumes()
+        lost + self.answer_prepared() + self.replace_volumes() + self.remove_volumes()
+    }
+
+    /// Makes directories of shares, which may be shared when they are durable: clients keep them as
+    /// file handles.
+    fn prepare_parts(
+        &mut self,
+        parts: &[PartOptions],
+        reply: Sender<Result<Vec<Part>, (usize, Error)>>,
+        now: Nanos,
+    ) {
+        self.has_volume_requests = true;
+        let time = self.time_now(now);
+        match self.server.prepare_parts(parts, &time) {
+            Ok(made) => {
+                let ticket = |it: &PartOptions| {
+                    let volume = &self.server.volumes()[it.volume.0];
+                    (it.volume, volume.commit())
+                };
+                self.preparing.push(Preparing {
+                    parts: made,
+                    tickets: parts.iter().map(ticket).collect(),
+                    reply,
+                });
+            }
+            // A response without a receiver is not needed.
+            Err(failed) => drop(reply.send(Err(failed))),
+        }
+    }
+
+    /// Answers for the directories of shares that are durable or lost. Returns their number.
+    fn answer_prepared(&mut self) -> usize {
+        if self.preparing.is_empty() {
+            return 0;
+        }
+        let mut answered = 0;
+        for preparing in std::mem::take(&mut self.preparing) {
+            let volumes = self.server.volumes();
+            let states = preparing
+                .tickets
+                .iter()
+                .map(|&(index, ticket)| volumes[index.0].progress(ticket));
+            let states: Vec<Progress> = states.collect();
+            let answer = if let Some(index) = states.iter().position(|it| *it == Progress::Failed) {
+                Err((index, Error::Io))
+            } else if states.contains(&Progress::Pending) {
+                self.preparing.push(preparing);
+                continue;
+            } else {
+                Ok(preparing.parts)
+            };
+            answered += 1;
+            // A response without a receiver is not needed.
+            let _ = preparing.reply.send(answer);
+        }
+        answered
     }
 
     /// Ends all that is done with a volume whose device is gone. Its clients ask again.
@@ -230,10 +293,8 @@ impl FileCore {
                     reply.send(is_evicted).is_ok()
                 }
                 FileMessage::PrepareParts { parts, reply } => {
-                    let time = self.time_now(now);
-                    let prepared = self.server.prepare_parts(&parts, &time);
-                    self.has_volume_requests = true;
-                    reply.send(prepared).is_ok()
+                    self.prepare_parts(&parts, reply, now);
+                    true
                 }
                 FileMessage::SetShares { shares, reply } => {
                     let time = self.time_now(now);

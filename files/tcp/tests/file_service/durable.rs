@@ -1,11 +1,12 @@
 //! Durable volumes: devices without a volume or with a damaged one, devices that fail, and starts
 //! after an end.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use block::{Device, DeviceError};
 use block_testing::{Effect, FaultDevice, FaultPlan, FaultRule, OperationKinds, When};
+use files_server::{PartOptions, VolumeIndex};
 use files_spec::Status;
 use files_spec::attributes::Attributes;
 use files_spec::operations::{
@@ -13,6 +14,7 @@ use files_spec::operations::{
 };
 use files_spec::types::{CreateType, Stable};
 use files_store::{FormatOptions, OpenError, Uuid};
+use files_tcp::FileMessage;
 use files_tcp::stored::{self, StoredError};
 use hugemem::Pool;
 
@@ -337,4 +339,80 @@ fn what_waits_for_the_log_of_a_removed_device_is_to_be_repeated() {
 /// A queue of a device for the functions of `stored`.
 fn own(device: &dyn block::Device, pool: &hugemem::Pool) -> stored::OwnQueue {
     stored::OwnQueue::new(device, pool).expect("a queue")
+}
+
+fn part(directory: &str) -> PartOptions {
+    PartOptions {
+        volume: VolumeIndex(0),
+        directory: Some(directory.to_owned()),
+        files_max: None,
+        bytes_max: None,
+    }
+}
+
+fn directories(device: &dyn Device) -> Vec<String> {
+    let opening = stored::read(&mut own(device, &pool())).expect("a volume");
+    let volume = opening.start();
+    let entries = volume.entries(volume.root(), 0).expect("the root");
+    entries
+        .map(|it| String::from_utf8_lossy(it.name).into_owned())
+        .collect()
+}
+
+#[test]
+fn directories_of_shares_are_durable_before_the_start() {
+    let device = formatted();
+    let mut volumes = [stored::open(&mut own(&*device, &pool())).expect("a volume")];
+    let now = files_store::Time::default();
+    let mut prepare = |device: &dyn Device, directory| {
+        let disk_of = |_| Ok(own(device, &pool()));
+        stored::prepare_parts(&[part(directory)], &mut volumes, now, disk_of)
+    };
+    let made = prepare(&*device, "a").expect("a directory");
+    assert_eq!(directories(&*device), ["a"]);
+    assert_eq!(prepare(&*device, "a").expect("it is there"), made);
+    let (index, error) = prepare(&*device, &"n".repeat(256)).expect_err("too long");
+    assert!(matches!((index, error), (0, StoredError::Part(_))));
+    for operations in [OperationKinds::WRITE, OperationKinds::FLUSH] {
+        let device = faulty(formatted(), vec![failing(operations)]);
+        let mut volumes = [stored::open(&mut own(&*device, &pool())).expect("a volume")];
+        device.control().arm(0, true);
+        let disk_of = |_| Ok(own(&*device, &pool()));
+        let failed = stored::prepare_parts(&[part("a")], &mut volumes, now, disk_of);
+        let (index, error) = failed.expect_err("not durable");
+        assert!(
+            matches!((index, &error), (0, StoredError::NotDurable)),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn directories_of_shares_are_durable_before_an_operator_shares_them() {
+    let held = FaultRule::new(OperationKinds::FLUSH, When::Always, Effect::Hold);
+    let device = faulty(formatted(), vec![held, failing(OperationKinds::FLUSH)]);
+    let control = device.control();
+    let device: Arc<dyn Device> = device;
+    let mut reactor = started(&device, 1);
+    let mut prepare = |directory| {
+        let (reply, answer) = mpsc::channel();
+        let parts = vec![part(directory)];
+        let sent = reactor
+            .messages
+            .send(FileMessage::PrepareParts { parts, reply });
+        sent.expect("there is room");
+        answer
+    };
+    control.arm(0, true);
+    let answer = prepare("a");
+    let waited = answer.recv_timeout(Duration::from_millis(200));
+    assert_eq!(waited, Err(mpsc::RecvTimeoutError::Timeout));
+    control.arm(0, false);
+    control.release();
+    let made = answer.recv_timeout(LIMIT).expect("an answer");
+    assert_eq!(made.expect("a directory").len(), 1);
+    assert_eq!(directories(&*device), ["a"]);
+    control.arm(1, true);
+    let answer = prepare("b").recv_timeout(LIMIT).expect("an answer");
+    assert_eq!(answer, Err((0, files_store::Error::Io)));
 }

@@ -12,11 +12,11 @@ use block::{Device, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions, Reacto
 use files_server::{Clients, Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
 use files_store::{InodeId, ShareId, Time, Uuid, VolatileOptions, Volume};
 use files_tcp::{
-    DeviceOfVolume, FilePoller, FileService, FileServiceOptions, ServiceCounters, Sockets,
-    VolumeLevels, system_time,
+    DeviceOfVolume, FileMessage, FilePoller, FileService, FileServiceOptions, ServiceCounters,
+    Sockets, VolumeLevels, system_time,
 };
 use hugemem::PagePolicy;
-use reactors::{Nanos, Poller as _, StopState};
+use reactors::{Nanos, Poller as _, StopState, ring};
 
 /// Any port of this machine.
 pub(crate) const LOOPBACK: &str = "127.0.0.1:0";
@@ -24,6 +24,9 @@ pub(crate) const LOOPBACK: &str = "127.0.0.1:0";
 pub(crate) const DEVICE_BYTES: u64 = 64 << 20;
 /// Size of the blocks of the device in bytes.
 const BLOCK_BYTES: u32 = 512;
+
+/// Limit of messages on the way.
+const MESSAGES_MAX: usize = 4;
 
 /// What the thread reports and obeys.
 #[derive(Default)]
@@ -40,6 +43,8 @@ pub(crate) struct Reactor {
     shared: Arc<Shared>,
     pub(crate) levels: Arc<VolumeLevels>,
     pub(crate) counters: Arc<ServiceCounters>,
+    /// What operators ask for.
+    pub(crate) messages: ring::Sender<FileMessage>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -69,15 +74,23 @@ impl Reactor {
         let levels = Arc::<VolumeLevels>::default();
         let counters = Arc::<ServiceCounters>::default();
         let of_service = (Arc::clone(&levels), Arc::clone(&counters));
+        let (messages, received) = ring::channel(MESSAGES_MAX);
         let server = server(volume, instance);
         let thread = std::thread::spawn(move || {
-            serve(listener, &*device, server, of_service, &of_thread);
+            serve(
+                (listener, received),
+                &*device,
+                server,
+                of_service,
+                &of_thread,
+            );
         });
         Self {
             address,
             shared,
             levels,
             counters,
+            messages,
             thread: Some(thread),
         }
     }
@@ -149,7 +162,7 @@ fn server(volume: Volume, instance: u64) -> Server {
 }
 
 fn serve(
-    listener: TcpListener,
+    (listener, messages): (TcpListener, ring::Receiver<FileMessage>),
     device: &dyn Device,
     server: Server,
     (levels, counters): (Arc<VolumeLevels>, Arc<ServiceCounters>),
@@ -176,7 +189,7 @@ fn serve(
         time_of_day: system_time,
         records: None,
         counters,
-        messages: None,
+        messages: Some(messages),
     });
     let service = Rc::new(RefCell::new(service.expect("a service")));
     devices.add(service.clone());
