@@ -55,7 +55,12 @@ impl Model {
         };
         let (status, results) = answer.results()?;
         match status {
-            Status::DELAY => return Ok(Verdict::Again { pauses: true }),
+            Status::DELAY => {
+                if let Some(pending) = self.pending.get_mut(&id) {
+                    pending.was_delayed = true;
+                }
+                return Ok(Verdict::Again { pauses: true });
+            }
             Status::GRACE => return Ok(Verdict::Grace(pending.sent_at)),
             _ => {}
         }
@@ -100,6 +105,9 @@ impl Model {
             return Ok(Verdict::Ended);
         };
         if status != Status::OK {
+            if pending.was_delayed && matches!(pending.action, Action::Write { .. }) {
+                self.content_may_have_changed(&pending);
+            }
             return Ok(self.refused(&pending));
         }
         if pending.action.stores_metadata()

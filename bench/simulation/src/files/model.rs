@@ -157,6 +157,8 @@ pub(super) struct Pending {
     pub(super) uses: Vec<Use>,
     /// What others may have held of its files since it began.
     pub(super) seen: BTreeMap<ObjectId, Holdings>,
+    /// Whether it was to be sent again: a part of its data may be where the file has its own.
+    pub(super) was_delayed: bool,
 }
 
 /// The model.
@@ -451,6 +453,7 @@ impl Model {
             sent_at: Nanos::ZERO,
             uses: Vec::new(),
             seen: BTreeMap::new(),
+            was_delayed: false,
         };
         self.pending.insert(id, pending);
     }
