@@ -77,6 +77,11 @@ impl Client {
 }
 
 impl Client {
+    /// Whether it has opens or locks.
+    pub(crate) fn has_state(&self) -> bool {
+        !self.states.is_empty()
+    }
+
     /// Whether it has to be recorded before it is told of what it has.
     #[inline]
     pub(crate) fn needs_record(&self) -> bool {
@@ -268,6 +273,12 @@ impl Server {
         if client.sessions.len() >= SESSIONS_PER_CLIENT_MAX {
             return Err(Status::NOSPC);
         }
+        let has_sessions = |it: &Client| !it.sessions.is_empty();
+        while !self.has_room_for_session(args) {
+            if !self.yield_longest_silent(key, now, has_sessions) {
+                break;
+            }
+        }
         let (created, session) = self.new_session(key, args)?;
         let client = self.clients.get(key).ok_or(Status::STALE_CLIENTID)?;
         let (previous, _) = self.records_of(&client.owner);
@@ -309,6 +320,23 @@ impl Server {
         for state in client.states {
             self.drop_state(state);
         }
+    }
+
+    /// Removes the client whose lease has expired for the longest time of those that hold something,
+    /// so that `own` gets it. Returns false if there is none.
+    pub(crate) fn yield_longest_silent(
+        &mut self,
+        own: Key,
+        now: &Now,
+        holds: impl Fn(&Client) -> bool,
+    ) -> bool {
+        let others = self.clients.iter().filter(|(key, _)| *key != own);
+        let expired = others.filter(|(_, it)| it.is_expired(now) && holds(it));
+        let Some((key, _)) = expired.min_by_key(|(_, it)| it.renewed_ms) else {
+            return false;
+        };
+        self.expire_client(key);
+        true
     }
 
     /// Removes a client whose lease has expired, or which never had one.

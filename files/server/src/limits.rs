@@ -17,6 +17,10 @@ pub const SLOTS_MAX: u32 = 64;
 /// Limit of a reply that is kept for a retransmission in bytes, without the header of RPC.
 pub const CACHED_REPLY_BYTES_MAX: u32 = 4096;
 
+/// Limit of the slots of a session when the others may keep half of all replies, so that every
+/// client has one.
+pub const SLOTS_OF_MANY_MAX: u32 = 8;
+
 /// Limit of the replies that are kept for all sessions in bytes. Later sessions get fewer slots.
 pub const REPLY_CACHE_BYTES_MAX: usize = 64 << 20;
 
@@ -100,5 +104,11 @@ const _: () = assert!(
 // One client can have the largest session.
 const _: () =
     assert!(SLOTS_MAX as usize * CACHED_REPLY_BYTES_MAX as usize <= REPLY_CACHE_BYTES_MAX);
+// Every client can have a session.
+const _: () = assert!(
+    CLIENTS_MAX * SLOTS_OF_MANY_MAX as usize * CACHED_REPLY_BYTES_MAX as usize
+        <= REPLY_CACHE_BYTES_MAX / 2
+);
+const _: () = assert!(CLIENTS_MAX <= SESSIONS_MAX);
 const _: () = assert!(STATES_PER_CLIENT_MAX < STATES_MAX);
 const _: () = assert!(COURTESY_MS > LEASE_MS);

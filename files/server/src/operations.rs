@@ -177,7 +177,7 @@ impl Server {
             Operation::FreeStateId(id) => self.free_state(x, id),
             Operation::Lock(args) => return self.lock(x, args, now),
             Operation::LockT(args) => return self.test_lock(x, args, now),
-            Operation::LockU(args) => self.unlock(x, args),
+            Operation::LockU(args) => self.unlock(x, args, now),
             Operation::Commit(args) => self.commit(x, args),
             other => {
                 if let Some(ended) = self.execute_version_2(x, other, now) {

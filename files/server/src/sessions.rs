@@ -12,7 +12,7 @@ use files_spec::types::SessionId;
 use crate::execution::{Execution, HeldSlot};
 use crate::limits::{
     CACHED_REPLY_BYTES_MAX, CALLBACK_BYTES_MIN, CALLBACK_OPERATIONS_MIN, CHANNEL_BYTES_MIN,
-    REPLY_CACHE_BYTES_MAX, SLOTS_MAX,
+    REPLY_CACHE_BYTES_MAX, SLOTS_MAX, SLOTS_OF_MANY_MAX,
 };
 use crate::refusal::Refusal;
 use crate::server::{Fingerprint, Now, Server};
@@ -102,6 +102,20 @@ fn key_of(id: &SessionId, instance: u64) -> Option<Key> {
     (number(begin) == instance).then(|| Key::from_u64(number(end)))
 }
 
+/// Limit of the slots of a further session, with this room for the replies of all.
+fn slots_max(cache_room: usize) -> u32 {
+    match cache_room > REPLY_CACHE_BYTES_MAX / 2 {
+        true => SLOTS_MAX,
+        false => SLOTS_OF_MANY_MAX,
+    }
+}
+
+/// Limit of a kept reply of a channel in bytes.
+fn cached_reply_bytes(asked: &ChannelAttributes) -> u32 {
+    let cached = asked.maxresponsesize_cached.min(CACHED_REPLY_BYTES_MAX);
+    cached.min(asked.maxresponsesize)
+}
+
 /// The limits of a channel that the server grants (RFC 8881 §18.36.3).
 fn granted(asked: &ChannelAttributes, cache_room: usize) -> Result<ChannelAttributes, Status> {
     let sizes = [asked.maxrequestsize, asked.maxresponsesize];
@@ -111,10 +125,12 @@ fn granted(asked: &ChannelAttributes, cache_room: usize) -> Result<ChannelAttrib
     if asked.maxoperations == 0 || asked.maxrequests == 0 {
         return Err(Status::INVAL);
     }
-    let cached = asked.maxresponsesize_cached.min(CACHED_REPLY_BYTES_MAX);
-    let cached = cached.min(asked.maxresponsesize);
-    let slots = cache_room.checked_div(cached as usize);
-    let slots = slots.map_or(SLOTS_MAX, |it| it.min(SLOTS_MAX as usize) as u32);
+    let cached = cached_reply_bytes(asked);
+    let (slots, max) = (
+        cache_room.checked_div(cached as usize),
+        slots_max(cache_room),
+    );
+    let slots = slots.map_or(max, |it| it.min(max as usize) as u32);
     if slots == 0 {
         return Err(Status::NOSPC);
     }
@@ -154,6 +170,14 @@ impl Server {
     fn session_key(&self, id: &SessionId) -> Result<Key, Refusal> {
         let key = key_of(id, self.instance).filter(|it| self.sessions.get(*it).is_some());
         Ok(key.ok_or(Status::BADSESSION)?)
+    }
+
+    /// Whether a further session can have the slots that it asks for, up to the limit.
+    pub(crate) fn has_room_for_session(&self, args: &CreateSessionArgs<'_>) -> bool {
+        let asked = &args.fore_chan_attrs;
+        let room = REPLY_CACHE_BYTES_MAX - self.cache_bytes;
+        let slots = asked.maxrequests.min(slots_max(room)) as usize;
+        !self.sessions.is_full() && slots * cached_reply_bytes(asked) as usize <= room
     }
 
     /// Makes a session. It has no backchannel: the server sends no callbacks.

@@ -5,6 +5,7 @@ use files_spec::Status;
 use files_spec::types::StateId;
 use files_store::{InodeId, NumberMap};
 
+use crate::clients::Client;
 use crate::execution::Execution;
 use crate::limits::{STATES_MAX, STATES_PER_CLIENT_MAX};
 use crate::locks::Locks;
@@ -282,20 +283,23 @@ impl Server {
         client.is_none_or(|client| client.is_expired(now))
     }
 
-    /// Checks that a client may have a further state.
+    /// Checks that a client may have a further state. Clients whose lease has expired lose theirs
+    /// instead.
     ///
     /// # Errors
     /// `NFS4ERR_NOSPC` if the client has used its limit, `NFS4ERR_DELAY` if all clients together
     /// have used theirs.
-    pub(crate) fn check_states(&self, client: Key) -> Result<(), Status> {
-        let client = self.clients.get(client).ok_or(Status::SERVERFAULT)?;
+    pub(crate) fn check_states(&mut self, key: Key, now: &Now) -> Result<(), Status> {
+        let client = self.clients.get(key).ok_or(Status::SERVERFAULT)?;
         if client.states.len() >= STATES_PER_CLIENT_MAX {
             return Err(Status::NOSPC);
         }
-        match self.states.table.is_full() {
-            true => Err(Status::DELAY),
-            false => Ok(()),
+        while self.states.table.is_full() {
+            if !self.yield_longest_silent(key, now, Client::has_state) {
+                return Err(Status::DELAY);
+            }
         }
+        Ok(())
     }
 
     /// Adds a state, whose room was checked.

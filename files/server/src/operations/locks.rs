@@ -10,6 +10,7 @@ use files_spec::types::{LockType, Owner, StateId};
 use files_spec::xdr::Opaque;
 
 use super::Flow;
+use crate::clients::Client;
 use crate::execution::Execution;
 use crate::limits::{LOCKS_MAX, LOCKS_PER_FILE_MAX};
 use crate::locks::{ByteRange, Lock};
@@ -54,10 +55,11 @@ impl Server {
             let denied = self.denied(lock);
             return push_denied(x, denied, |it| OperationResult::Lock(Outcome::Failed(it)));
         }
-        self.check_lock_room(file)?;
+        self.check_lock_room(file, client, now)?;
         let key = match (known, args.locker) {
             (Some(key), _) => key,
             (None, Locker::New(new)) => {
+                self.check_states(client, now).map_err(|_| Status::DELAY)?;
                 self.new_lock_state(client, new.lock_owner.owner.0, file, open)?
             }
             (None, Locker::Existing(_)) => return Err(Status::BAD_STATEID.into()),
@@ -142,7 +144,6 @@ impl Server {
         file: FileId,
         open: Key,
     ) -> Result<Key, Refusal> {
-        self.check_states(client).map_err(|_| Status::DELAY)?;
         let key = self.add_state(State {
             client,
             file,
@@ -176,13 +177,19 @@ impl Server {
     }
 
     /// Checks that the file and the server may have further locks. A lock can divide another one.
+    /// Clients whose lease has expired lose theirs instead.
     ///
     /// # Errors
     /// `NFS4ERR_DELAY`: the protocol has no status for this limit.
-    fn check_lock_room(&self, file: FileId) -> Result<(), Refusal> {
+    fn check_lock_room(&mut self, file: FileId, client: Key, now: &Now) -> Result<(), Refusal> {
+        while self.states.lock_count + 2 > LOCKS_MAX {
+            if !self.yield_longest_silent(client, now, Client::has_state) {
+                return Err(Status::DELAY.into());
+            }
+        }
         let of_file = self.states.files.get(&file);
         let count = of_file.map_or(0, |it| it.locks.len());
-        match count + 2 <= LOCKS_PER_FILE_MAX && self.states.lock_count + 2 <= LOCKS_MAX {
+        match count + 2 <= LOCKS_PER_FILE_MAX {
             true => Ok(()),
             false => Err(Status::DELAY.into()),
         }
@@ -241,7 +248,12 @@ impl Server {
     }
 
     /// LOCKU (RFC 8881 §18.12).
-    pub(super) fn unlock(&mut self, x: &mut Execution, args: &UnlockArgs) -> Result<(), Refusal> {
+    pub(super) fn unlock(
+        &mut self,
+        x: &mut Execution,
+        args: &UnlockArgs,
+        now: &Now,
+    ) -> Result<(), Refusal> {
         let (file, range) = self.locked(x, args.offset, args.length)?;
         is_exclusive(args.locktype)?;
         let key = self.lock_state(x, &args.lock_stateid, file)?;
@@ -249,7 +261,9 @@ impl Server {
         let states = self.states.files.get(&file);
         if states.is_some_and(|it| it.locks.is_divided(key, range)) {
             // RFC 8881 §18.12: a part of a lock cannot be unlocked.
-            self.check_lock_room(file).map_err(|_| Status::LOCK_RANGE)?;
+            let client = x.client()?;
+            let checked = self.check_lock_room(file, client, now);
+            checked.map_err(|_| Status::LOCK_RANGE)?;
         }
         self.change_locks(file, |locks| locks.unlock(key, range));
         let stateid = self.changed_state(key);

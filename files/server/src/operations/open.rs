@@ -55,7 +55,7 @@ impl Server {
         let client = x.client()?;
         x.check_room()?;
         // Before anything is created: the file may need a state.
-        self.check_states(client)?;
+        self.check_states(client, now)?;
         let found = self.found(x, args, now)?;
         let (object, attributes) = self.regular_file(found.object.place())?;
         let file = self.file_id(object);

@@ -18,4 +18,5 @@ mod quotas;
 mod random;
 mod read_at_once;
 mod sessions;
+mod shortage;
 mod version_2;
