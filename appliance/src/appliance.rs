@@ -75,7 +75,7 @@ pub(crate) struct Appliance {
     _pacing: PacingThread,
     /// Declared after the reactors, so that it reports how they stop.
     control: Option<ControlPlane>,
-    files: Option<Arc<Files>>,
+    files: Arc<Files>,
     copies: Arc<Copies>,
     start_took: Duration,
 }
@@ -237,7 +237,7 @@ impl Appliance {
         };
         let mut services: Vec<Arc<dyn Service>> = vec![Arc::new(fabrics)];
         let files = Files::prepare(&config, &devices, &arena, (state, &cores))?;
-        services.extend(files.clone().map(|files| files as Arc<dyn Service>));
+        services.push(files.clone());
         let copies = Arc::new(Copies::new(cores.len()));
         services.push(copies.clone());
         services.extend(extra_services);
@@ -251,9 +251,7 @@ impl Appliance {
             set_up(&parts, index, setup)
         })?;
         drives.begin(reactors.handles())?;
-        if let Some(files) = &files {
-            files.set_wakers(reactors.handles());
-        }
+        files.set_wakers(reactors.handles());
         copies.set_wakers(reactors.handles());
         let handles = reactors.handles().to_vec();
         target.set_waker(Box::new(move |reactor| handles[reactor].wake()));
@@ -274,7 +272,7 @@ impl Appliance {
             arena: Some(Arc::clone(&arena)),
             control_queues,
             operator_states,
-            files: files.clone(),
+            files: Some(Arc::clone(&files)),
             copies: Arc::clone(&copies),
         };
         let reconciler = Reconciler::new(started, reactors.handles());
@@ -328,7 +326,7 @@ impl Appliance {
             reactors: self.reactors.handles().to_vec(),
             clock: self.reactors.clock(),
             transports,
-            files: self.files.clone(),
+            files: Arc::clone(&self.files),
             copies: Arc::clone(&self.copies),
             drives: self.drives.sources(),
             started: Instant::now(),
@@ -645,9 +643,8 @@ impl Appliance {
 
     /// Where files are served.
     pub(crate) fn files_addresses(&self) -> Vec<SocketAddr> {
-        let listeners = self.files.as_ref().map(|it| it.listeners());
-        let listeners = listeners.iter().flat_map(|it| it.iter());
-        listeners.map(|it| it.address).collect()
+        let listeners = self.files.listeners();
+        listeners.iter().map(|it| it.address).collect()
     }
 
     /// The bound address of each configured listener.

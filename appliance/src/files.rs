@@ -167,7 +167,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Binds the listeners and opens the volumes, if the configuration serves files.
+    /// Binds the listeners and opens the volumes. A configuration without them may get them later.
     ///
     /// # Errors
     /// An address is not available, or a volume cannot be opened.
@@ -176,10 +176,7 @@ impl Files {
         devices: &Devices,
         arena: &Arc<Arena>,
         (state, cores): (&StateDirectory, &[usize]),
-    ) -> Result<Option<Arc<Self>>, Failure> {
-        if config.files.listeners.is_empty() {
-            return Ok(None);
-        }
+    ) -> Result<Arc<Self>, Failure> {
         let mut sockets = Vec::new();
         let mut listeners = Vec::new();
         let mut endpoint = None;
@@ -268,7 +265,7 @@ impl Files {
             records,
             messages: receivers.into_iter().next().expect("one reactor"),
         };
-        Ok(Some(Arc::new(Self {
+        Ok(Arc::new(Self {
             next_listener: AtomicU32::new(listeners.len() as u32),
             listeners: ArcSwap::from_pointee(listeners),
             rdma_memory,
@@ -281,7 +278,12 @@ impl Files {
             losses: Mutex::default(),
             shares: ArcSwap::from_pointee(of_shares),
             parts: Mutex::new(Some(parts)),
-        })))
+        }))
+    }
+
+    /// Whether there is anything to serve, or a place where.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.listeners.load().is_empty() || !self.volumes.load().is_empty()
     }
 
     /// Where clients connect.

@@ -137,9 +137,9 @@ impl Observatory {
         devices.find(|device| device.name() == name)
     }
 
-    /// The file service, if there is one.
-    pub(crate) fn files(&self) -> Option<Arc<Files>> {
-        self.sources.files.clone()
+    /// The file service.
+    pub(crate) fn files(&self) -> Arc<Files> {
+        Arc::clone(&self.sources.files)
     }
 
     /// The copies of devices.

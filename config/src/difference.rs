@@ -539,16 +539,12 @@ impl Config {
             appliance: running.appliance.clone(),
             limits: running.limits.clone(),
             control: running.control.clone(),
-            files: running.files.clone(),
             ..self.clone()
         };
-        if running.files.changes_live(&self.files) {
-            config.files = self.files.clone();
-            let is_tcp = |it: &FileListener| it.transport == Transport::Tcp;
-            config.files.listeners.retain(is_tcp);
-            let rdma = running.files.listeners_of(Transport::Rdma);
-            config.files.listeners.extend(rdma.cloned());
-        }
+        let is_tcp = |it: &FileListener| it.transport == Transport::Tcp;
+        config.files.listeners.retain(is_tcp);
+        let rdma = running.files.listeners_of(Transport::Rdma);
+        config.files.listeners.extend(rdma.cloned());
         config.appliance.take_live(&self.appliance);
         config.limits.take_live(&self.limits);
         config
@@ -562,11 +558,6 @@ struct Comparison<'c> {
 }
 
 impl Comparison<'_> {
-    /// Whether volumes change without a restart.
-    fn changes_files(&self) -> bool {
-        self.running.files.changes_live(&self.wanted.files)
-    }
-
     /// Whether the volume stays open.
     fn keeps_volume(&self, name: &Name) -> bool {
         let wanted = self.wanted.files.volume(name);
@@ -578,9 +569,6 @@ impl Comparison<'_> {
     /// shares that are left.
     fn push_file_removals(&self, steps: &mut Vec<Step>) -> Vec<Share> {
         let (running, wanted) = (&self.running.files, &self.wanted.files);
-        if !self.changes_files() {
-            return running.shares.clone();
-        }
         for listener in running.listeners_of(Transport::Tcp) {
             if wanted.listener(&listener.name) != Some(listener) {
                 steps.push(Step::RemoveFileListener(listener.name.clone()));
@@ -603,9 +591,6 @@ impl Comparison<'_> {
     /// Adds the volumes, shares and listeners of files that do not stay as they are.
     fn push_file_additions(&self, kept_shares: &[Share], steps: &mut Vec<Step>) {
         let (running, wanted) = (&self.running.files, &self.wanted.files);
-        if !self.changes_files() {
-            return;
-        }
         for volume in &wanted.volumes {
             if !self.keeps_volume(&volume.name) {
                 steps.push(Step::AddVolume(volume.clone()));
@@ -619,12 +604,8 @@ impl Comparison<'_> {
         }
     }
 
-    /// Whether the device stays open; it may grow. That of a volume stays until a restart if that is
-    /// what takes to change the volume.
+    /// Whether the device stays open; it may grow.
     fn keeps_device(&self, name: &Name) -> bool {
-        if self.running.files.uses(name) && !self.changes_files() {
-            return true;
-        }
         let pair = self.running.device(name).zip(self.wanted.device(name));
         pair.is_some_and(|(now, then)| now == then || is_growth(now, then))
     }
@@ -931,16 +912,10 @@ fn restarts(running: &Config, wanted: &Config) -> Vec<Step> {
     restarts_of("limits", &running.limits, &wanted.limits, &mut steps);
     restarts_of("control", &running.control, &wanted.control, &mut steps);
     let (now, then) = (&running.files, &wanted.files);
-    if now.changes_live(then) {
-        let rdma = |files: &Files| -> Vec<FileListener> {
-            files.listeners_of(Transport::Rdma).cloned().collect()
-        };
-        restart_of_list("file_listener", &rdma(now), &rdma(then), &mut steps);
-    } else {
-        restart_of_list("volume", &now.volumes, &then.volumes, &mut steps);
-        restart_of_list("share", &now.shares, &then.shares, &mut steps);
-        restart_of_list("file_listener", &now.listeners, &then.listeners, &mut steps);
-    }
+    let rdma = |files: &Files| -> Vec<FileListener> {
+        files.listeners_of(Transport::Rdma).cloned().collect()
+    };
+    restart_of_list("file_listener", &rdma(now), &rdma(then), &mut steps);
     steps
 }
 

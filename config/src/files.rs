@@ -125,12 +125,6 @@ pub struct Files {
 }
 
 impl Files {
-    /// Whether files are served before and after the change to `other`: then it takes no restart, but
-    /// for listeners over RDMA.
-    pub fn changes_live(&self, other: &Self) -> bool {
-        !self.listeners.is_empty() && !other.listeners.is_empty()
-    }
-
     /// The listeners over a transport.
     pub fn listeners_of(&self, transport: Transport) -> impl Iterator<Item = &FileListener> {
         let listeners = self.listeners.iter();

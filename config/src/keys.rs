@@ -624,8 +624,7 @@ pub(crate) const RATE_LIMIT: Section = Section {
 pub(crate) const VOLUME: Section = Section {
     path: "volume",
     header: "[[volume]]",
-    meaning: "Files on a device of type `memory` or `file`. Only a restart changes volumes and \
-              file listeners.",
+    meaning: "Files on a device. Only a restart changes file listeners over RDMA.",
     keys: &[Volume::KEYS],
 };
 

@@ -18,8 +18,7 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
     }
     let names: Vec<&str> = files.shares.iter().map(|it| it.name.as_str()).collect();
     let text = format!("no client reaches share(s) {}", names.join(", "));
-    let fix =
-        "add a [[file_listener]] with a name and an address, usually of port 2049, and restart";
+    let fix = "add a [[file_listener]] with a name and an address, usually of port 2049, and `windlass apply` it";
     vec![Finding::broken("configuration", text, fix)]
 }
 

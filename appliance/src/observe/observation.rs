@@ -250,7 +250,7 @@ impl Observation {
                 .flat_map(|counters| counters.each())
                 .collect(),
             operator_states: sources.running.operator_states.lock().clone(),
-            files: sources.files.as_deref().map(files),
+            files: sources.files.is_used().then(|| files(&sources.files)),
             copies: sources.copies.samples(),
             config,
         }

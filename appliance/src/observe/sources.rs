@@ -175,7 +175,7 @@ pub(crate) struct Sources {
     pub(crate) clock: TscClock,
     pub(crate) transports: Vec<TransportCounters>,
     /// The file service, if there is one.
-    pub(crate) files: Option<Arc<Files>>,
+    pub(crate) files: Arc<Files>,
     /// The copies of devices.
     pub(crate) copies: Arc<Copies>,
     /// The open drives.

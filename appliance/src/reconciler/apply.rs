@@ -125,9 +125,7 @@ impl Reconciler {
             );
         }
         let skipped = |it: &Planned| it.step_result(StepState::Skipped);
-        let refused = refusal(&plan, options)
-            .or_else(|| self.exports_volume(wanted))
-            .or_else(|| self.disturbs_copy(&plan));
+        let refused = refusal(&plan, options).or_else(|| self.disturbs_copy(&plan));
         if let Some(refused) = refused {
             return apply_result(plan.iter().map(skipped), false, Some(refused));
         }
@@ -624,23 +622,6 @@ fn read_key(keys: &Keys, key: &Key, event_loop: &mut dyn EventLoop) -> Result<Ke
 
 fn no_transport(transport: Transport) -> String {
     format!("transport {} is not available", transport.word())
-}
-
-/// Why no step is carried out, if so.
-impl Reconciler {
-    /// Why an export cannot have the device of a volume, if that is served until a restart.
-    fn exports_volume(&self, wanted: &Config) -> Option<String> {
-        if self.config.files.changes_live(&wanted.files) {
-            return None;
-        }
-        let mut namespaces = wanted.exports.iter().flat_map(|export| &export.namespaces);
-        let taken = namespaces.find(|it| self.config.files.uses(&it.device))?;
-        Some(format!(
-            "nothing was changed: the device {} belongs to a volume until the appliance restarts: \
-             restart it, or export another device",
-            taken.device
-        ))
-    }
 }
 
 /// Why a copy of a device forbids a change, if so.

@@ -66,6 +66,37 @@ fn shares_are_added_changed_and_ended_under_load() {
 }
 
 #[test]
+fn files_begin_and_end_without_a_restart() {
+    let nothing = base("10s");
+    let served = nothing.clone() + FILES + &share("data", "");
+    let mut appliance = started(&nothing);
+    for owner in [b"a", b"b"] {
+        assert!(appliance.status().files.is_none());
+        assert!(appliance.files_addresses().is_empty());
+        assert_eq!(
+            texts(&appliance, &served),
+            [
+                "open device files (memory)",
+                "open volume scratch on device files",
+                "change what is shared: add data",
+                "serve files at 127.0.0.1:0 (tcp) as nfs",
+            ]
+        );
+        apply(&mut appliance, &served);
+        let mut connection = Connection::new(appliance.files_addresses()[0]);
+        let mut slot = Slot::new(&mut connection, owner);
+        let write = slot.write(0, b"x");
+        assert_eq!(slot.call(&mut connection, &write).parts().0, Status::OK);
+        let files = appliance.status().files.expect("files are served");
+        assert_eq!((files.shares[0].writes, files.volumes.len()), (1, 1));
+        apply(&mut appliance, &nothing);
+        assert!(connection.is_closed());
+    }
+    assert!(appliance.status().files.is_none());
+    assert!(appliance.stop_quietly());
+}
+
+#[test]
 fn quotas_and_directories_of_shares_change_under_load() {
     let now = base("10s") + FILES;
     let limited = |files: u64| {
