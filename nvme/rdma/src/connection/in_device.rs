@@ -12,8 +12,7 @@ use nvme_fabrics::{Connection as _, Requests};
 use nvme_spec::Status;
 use nvme_spec::completion::StatusField;
 use nvme_target::{
-    Completed, Direction, KeyedBlock, KeyedBlocks, TargetCore, TransferReason, TransportId, Work,
-    WorkProgress,
+    Completed, Direction, KeyedBlock, KeyedBlocks, TransferReason, Work, WorkProgress,
 };
 use rdma::{Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest, Sge};
 
@@ -128,15 +127,19 @@ impl DeviceTable {
 
     /// Removes an entry whose lease no device accesses.
     fn remove(&mut self, place: usize) {
-        if let Some(Some(entry)) = self.entries.get_mut(place).map(Option::take) {
-            self.used -= 1;
-            self.free |= 1 << place;
-            if let User::Slot(slot) = entry.user {
-                self.leave(slot);
-            }
-            if let Some(mut lease) = entry.lease {
-                lease.complete();
-            }
+        let Some(of_place) = self.entries.get_mut(place) else {
+            return;
+        };
+        let Some(entry) = of_place else { return };
+        let user = entry.user;
+        if let Some(lease) = &mut entry.lease {
+            lease.complete();
+        }
+        *of_place = None;
+        self.used -= 1;
+        self.free |= 1 << place;
+        if let User::Slot(slot) = user {
+            self.leave(slot);
         }
     }
 
@@ -151,25 +154,6 @@ impl DeviceTable {
     #[inline(never)]
     pub(super) fn end_post(&mut self, place: u8) {
         self.remove(usize::from(place));
-    }
-
-    /// Takes the memory with the data of a completed read back, and gives up that of other requests.
-    #[inline(never)]
-    pub(super) fn completed(
-        &mut self,
-        slot: u16,
-        done: &Completed,
-        core: &mut TargetCore,
-        transport: TransportId,
-    ) {
-        let Some(entry) = self.of_slot(slot) else {
-            return;
-        };
-        if done.data.is_none() && done.bytes > 0 {
-            entry.lease = core.take_read_memory(transport, done.tag);
-        } else {
-            self.release(slot);
-        }
     }
 
     /// The requests were abandoned: keeps the memory of those that are being fetched, which the device
@@ -334,6 +318,86 @@ impl<P: Provider> Connection<P> {
         }
     }
 
+    /// Takes the memory with the data of a completed read back, and sends the response.
+    #[inline(never)]
+    pub(super) fn respond_in_device(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        slot: u16,
+        mut done: Completed,
+    ) {
+        let bytes = done.bytes;
+        let can_post = self.sends.vacant() > 1 && self.waiting_sends.is_empty();
+        let Some(place) = self.in_device.place_of(slot) else {
+            return self.send_from_device(cx, slot, done);
+        };
+        let remotes = &self.remotes[usize::from(slot)];
+        let (Some(entry), Some(block)) =
+            (&mut self.in_device.entries[place], remotes.blocks.first())
+        else {
+            return self.send_from_device(cx, slot, done);
+        };
+        (cx.core).take_read_memory(cx.transport, done.tag, &mut entry.lease);
+        // Most responses have one write.
+        let is_one = |lease: &&mut DeviceLease| {
+            bytes <= block.length && bytes as usize <= lease.memory().slice_bytes()
+        };
+        let lease = entry.lease.as_mut().filter(is_one);
+        let begun = lease.and_then(|it| (can_post && it.begin_all_by_neighbour()).then_some(it));
+        let Some(lease) = begun else {
+            return self.send_from_device(cx, slot, done);
+        };
+        entry.user = User::Post;
+        let piece = cx.map.piece_in_device(entry.key, lease, 0, bytes);
+        let (invalidate, remote) = (
+            remotes.invalidate,
+            RemoteAddress {
+                address: block.address,
+                rkey: block.key,
+            },
+        );
+        self.in_device.leave(slot);
+        let sequence = self.sends.next_sequence();
+        let is_written = piece.is_some_and(|piece| {
+            self.queue_write(cx, sequence, remote, std::slice::from_ref(&piece), 0)
+        });
+        if is_written {
+            cx.counters.bytes_from_devices.add(u64::from(bytes));
+        } else {
+            // The connection ends with this turn; its host must not believe in the data.
+            self.refused = true;
+            done.response.status = StatusField::from_status(Status::DATA_TRANSFER_ERROR);
+        }
+        self.post_response(cx, sequence, &done.response, invalidate);
+        // Fewer than `REQUESTS_MAX`.
+        let place = place as u8;
+        let kind = PostedKind::ResponseInDevice { place };
+        self.sends
+            .push(u32::from(is_written) + 1, kind, None, cx.now);
+        cx.core.sent(done.timing, cx.now);
+        self.slots.release(slot);
+    }
+
+    /// Sends the response of a read with several writes, or whose memory has ended, or when the send queue has
+    /// room.
+    #[inline(never)]
+    fn send_from_device(&mut self, cx: &mut Context<'_, P>, slot: u16, done: Completed) {
+        let Completed {
+            response: capsule,
+            data,
+            bytes,
+            timing,
+            ..
+        } = done;
+        let response = Response {
+            capsule,
+            data,
+            bytes,
+            timing,
+        };
+        self.send_response(cx, slot, response);
+    }
+
     /// Number of writes for a response whose data is in memory of a device.
     #[inline(never)]
     pub(super) fn writes_in_device(&self, slot: u16, bytes: u32) -> u32 {
@@ -344,10 +408,6 @@ impl<P: Provider> Connection<P> {
             return 0;
         };
         let remotes = &self.remotes[usize::from(slot)];
-        let is_one = |block: &KeyedBlock| bytes <= block.length && bytes as usize <= slice_bytes;
-        if remotes.blocks.first().is_some_and(is_one) {
-            return 1;
-        }
         let (mut offset, mut writes) = (0, 0);
         while offset < bytes
             && let Some((_, left)) = block_at(remotes, offset)

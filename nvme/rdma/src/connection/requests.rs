@@ -351,7 +351,10 @@ impl<P: Provider> Requests<Context<'_, P>> for Connection<P> {
     #[inline(always)]
     fn respond(&mut self, cx: &mut Context<'_, P>, slot: u16, done: Completed) {
         if self.in_device.is_used() {
-            self.in_device.completed(slot, &done, cx.core, cx.transport);
+            if done.data.is_none() && done.bytes > 0 {
+                return self.respond_in_device(cx, slot, done);
+            }
+            self.in_device.release(slot);
         }
         let Completed {
             response: capsule,

@@ -469,7 +469,7 @@ impl TargetCore {
                 if execution.work.operation.is_single() {
                     self.finish_later(tag, Ok(()), completion.data);
                 } else if execution.work.operation.is_in_device() {
-                    self.piece_done(tag, Ok(()));
+                    self.piece_succeeded(tag);
                 } else {
                     self.step_done(tag, completion.data);
                 }

@@ -10,8 +10,10 @@
 
 mod handover;
 
+use std::collections::VecDeque;
+
 use block::WaitingId;
-use hugemem::Data;
+use hugemem::{Data, DeviceLease};
 use reactors::Nanos;
 
 use super::copying::DeviceData;
@@ -193,6 +195,38 @@ pub(crate) struct ExecutionExtra {
     pub(crate) failed: Option<Fault>,
 }
 
+/// An execution whose data is in memory of its device, of which the last request there has succeeded.
+pub(crate) struct LastInDevice<'a> {
+    execution: &'a mut Execution,
+    /// It has the memory, and nothing else that has to be dropped.
+    extra: &'a mut ExecutionExtra,
+}
+
+impl LastInDevice<'_> {
+    pub(crate) fn execution(&self) -> &Execution {
+        self.execution
+    }
+
+    /// No device has a request in the memory. Returns whether it is still valid.
+    #[inline(always)]
+    pub(crate) fn complete(&mut self) -> bool {
+        let data = self.extra.device_data.as_mut();
+        data.is_some_and(DeviceData::complete)
+    }
+
+    /// Moves the memory to the end of `kept`, with the transport's tag of the command.
+    #[inline(always)]
+    pub(crate) fn move_to(&mut self, kept: &mut VecDeque<(u64, DeviceLease)>, tag: u64) -> bool {
+        let Some(data) = self.extra.device_data.take() else {
+            return false;
+        };
+        kept.push_back((tag, data.lease));
+        // Nothing is left to be dropped.
+        self.execution.has_extra = false;
+        true
+    }
+}
+
 /// All executions of one core.
 pub(crate) struct Executions {
     slots: Slots<Execution>,
@@ -310,18 +344,43 @@ impl Executions {
         extra.device_data.as_mut()
     }
 
-    /// Takes the memory of a command whose data is in a device, and which has no other additional data
-    /// unless a piece has failed.
-    #[inline]
-    pub(crate) fn take_device_data(&mut self, tag: DeviceTag) -> Option<DeviceData> {
+    /// An execution whose data is in memory of its device, and that memory.
+    #[inline(always)]
+    pub(crate) fn with_device_data(
+        &mut self,
+        tag: DeviceTag,
+    ) -> Option<(&mut Execution, &mut DeviceData)> {
         let execution = self.slots.get_mut(tag.slot, tag.generation)?;
         let extra = execution
             .has_extra
             .then(|| &mut self.extra[tag.slot as usize])?;
-        let data = extra.device_data.take();
-        // Else nothing is left to be dropped.
-        execution.has_extra = extra.failed.is_some() || extra.data.is_some();
-        data
+        Some((execution, extra.device_data.as_mut()?))
+    }
+
+    /// Adds the execution of a command with memory of its device; `None` if the table is full.
+    #[inline(always)]
+    pub(crate) fn insert_in_device(
+        &mut self,
+        mut execution: Execution,
+        data: DeviceData,
+    ) -> Option<DeviceTag> {
+        execution.has_extra = true;
+        let tag = self.insert(execution)?;
+        self.extra[tag.slot as usize].device_data = Some(data);
+        Some(tag)
+    }
+
+    /// An execution whose data is in memory of its device, if it has one request left there, and none of
+    /// those before has failed.
+    #[inline(always)]
+    pub(crate) fn last_in_device(&mut self, tag: DeviceTag) -> Option<LastInDevice<'_>> {
+        let execution = self.slots.get_mut(tag.slot, tag.generation)?;
+        let is_last = execution.step == 1 && execution.has_extra;
+        let extra = is_last.then(|| &mut self.extra[tag.slot as usize])?;
+        let bytes = execution.work.bytes as usize;
+        let is_submitted = (extra.device_data.as_ref()).is_some_and(|it| it.offset >= bytes);
+        let is_sound = is_submitted && extra.failed.is_none() && extra.data.is_none();
+        is_sound.then_some(LastInDevice { execution, extra })
     }
 
     /// Removes a finished execution and drops its additional data.

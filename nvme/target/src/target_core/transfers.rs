@@ -213,8 +213,9 @@ impl TargetCore {
             ExecutionState::Fenced => Execution::fenced(owner, io, received_at, now),
             _ => Execution::new(owner, io, received_at, now),
         };
+        let data = DeviceData::new(lease);
         let inserted = match fault {
-            None => (self.executions.insert(execution)).ok_or(LOST),
+            None => (self.executions.insert_in_device(execution, data)).ok_or(LOST),
             Some(fault) => Err(fault),
         };
         let device_tag = match inserted {
@@ -224,7 +225,6 @@ impl TargetCore {
                 return Some(self.fail_command(command, &failed, fault));
             }
         };
-        self.executions.extra(device_tag.slot).device_data = Some(DeviceData::new(lease));
         let is_held = state == ExecutionState::Fenced;
         if let Some(queue) = self.queues.at_mut(command.queue) {
             queue.executing += 1;
@@ -242,18 +242,25 @@ impl TargetCore {
         Some(completed)
     }
 
-    /// The memory with the data of a read, whose completion the transport has just taken. No request
-    /// is in flight on it.
+    /// Moves the memory with the data of a read, whose completion the transport has just taken, `into` its
+    /// place there. No request is in flight on it.
     #[inline]
-    pub fn take_read_memory(&mut self, transport: TransportId, tag: u64) -> Option<DeviceLease> {
-        let inbox = self.inboxes.get_mut(usize::from(transport.0))?;
+    pub fn take_read_memory(
+        &mut self,
+        transport: TransportId,
+        tag: u64,
+        into: &mut Option<DeviceLease>,
+    ) {
+        let Some(inbox) = self.inboxes.get_mut(usize::from(transport.0)) else {
+            return;
+        };
         // Those of closed queues, whose completions nobody has taken, are dropped.
         while let Some((of, lease)) = inbox.read_memory.pop_front() {
             if of == tag {
-                return Some(lease);
+                *into = Some(lease);
+                return;
             }
         }
-        None
     }
 
     /// Whether the data of an execution is in memory of its device.
@@ -270,16 +277,15 @@ impl TargetCore {
         tag: DeviceTag,
         is_overdue: bool,
     ) -> Option<Result<(), Fault>> {
-        let execution = self.executions.get(tag)?;
-        let work = execution.work;
-        let operation = match work.operation {
-            IoOperation::WriteInDevice { fua } => Operation::Write { fua },
-            _ => Operation::Read,
-        };
-        let block_bytes = work.bytes / work.blocks.max(1);
         loop {
-            let Some(data) = self.executions.device_data(tag) else {
-                return Some(Err(LOST));
+            let Some((execution, data)) = self.executions.with_device_data(tag) else {
+                let execution = self.executions.get(tag);
+                return execution.map(|_| Err(LOST));
+            };
+            let work = &execution.work;
+            let operation = match work.operation {
+                IoOperation::WriteInDevice { fua } => Operation::Write { fua },
+                _ => Operation::Read,
             };
             if data.offset >= work.bytes as usize {
                 return None;
@@ -293,7 +299,10 @@ impl TargetCore {
             let (before, blocks) = match bytes == work.bytes as usize {
                 true => (0, work.blocks),
                 // At most the blocks of the command.
-                false => (data.offset as u32 / block_bytes, bytes as u32 / block_bytes),
+                false => {
+                    let block_bytes = work.bytes / work.blocks.max(1);
+                    (data.offset as u32 / block_bytes, bytes as u32 / block_bytes)
+                }
             };
             let request = Request {
                 tag: tag.into_bits(),
@@ -309,11 +318,8 @@ impl TargetCore {
             match submitted {
                 Ok(true) => {
                     data.offset += bytes;
-                    let is_last = data.offset >= work.bytes as usize;
-                    if let Some(execution) = self.executions.get_mut(tag) {
-                        execution.step += 1;
-                    }
-                    if is_last {
+                    execution.step += 1;
+                    if data.offset >= execution.work.bytes as usize {
                         return None;
                     }
                 }
@@ -393,59 +399,31 @@ impl TargetCore {
         }
     }
 
-    /// Handles the completion of a piece. The last one completes the command.
+    /// Handles the success of a piece. That of the last one completes the command.
     #[inline(never)]
-    pub(super) fn piece_done(&mut self, tag: DeviceTag, result: Result<(), DeviceError>) {
-        if let Err(error) = result
-            && let Some(Err(fault)) = self.end_pieces(tag, error)
-        {
-            // It has no piece in its device any more, which was removed.
-            return self.finish_pieces(tag, Err(fault));
-        }
-        let Some(execution) = self.executions.get_mut(tag) else {
-            return;
+    pub(super) fn piece_succeeded(&mut self, tag: DeviceTag) {
+        let Some(mut last) = self.executions.last_in_device(tag) else {
+            return self.piece_done(tag, Ok(()));
         };
-        execution.step = execution.step.saturating_sub(1);
-        let (in_device, bytes) = (execution.step, execution.work.bytes as usize);
-        if in_device > 0 {
-            return;
-        }
-        let extra = self.executions.extra(tag.slot);
-        match (&extra.failed, &extra.device_data) {
-            (Some(fault), _) => {
-                let fault = *fault;
-                self.finish_pieces(tag, Err(fault));
-            }
-            (None, Some(data)) if data.offset >= bytes => self.finish_pieces(tag, Ok(())),
-            // A piece waits until the device takes it.
-            (None, Some(_)) => {}
-            (None, None) => self.finish_pieces(tag, Err(LOST)),
-        }
-    }
-
-    /// Ends an execution of which no device has a piece.
-    fn finish_pieces(&mut self, tag: DeviceTag, result: Result<(), Fault>) {
-        let Some(execution) = self.executions.get(tag) else {
-            return;
-        };
-        let (place, bytes) = (usize::from(execution.work.device), execution.work.bytes);
-        let (is_read, owner) = (execution.work.operation.is_read(), execution.owner);
-        let has_failed = result.is_err();
         // A drive that was reset meanwhile has lost what it read, and has written anything.
-        let is_there = (self.executions.device_data(tag)).is_some_and(DeviceData::complete);
-        let result = match owner {
-            Owner::Command(command) if is_there && is_read && !has_failed => {
-                self.keep_read_memory(tag, command)
+        let is_there = last.complete();
+        let execution = last.execution();
+        let (is_read, owner) = (execution.work.operation.is_read(), execution.owner);
+        let (place, bytes) = (usize::from(execution.work.device), execution.work.bytes);
+        let is_kept = match owner {
+            Owner::Command(command) if is_there && is_read => {
+                let transport = self.queues.at(command.queue).map(|it| it.transport);
+                let inbox = transport.and_then(|it| self.inboxes.get_mut(usize::from(it)));
+                let inbox = inbox.filter(|it| it.read_memory.len() < TRANSFERS_MAX);
+                // For its transport.
+                inbox.is_some_and(|it| last.move_to(&mut it.read_memory, command.tag))
             }
-            _ if is_there => result,
-            _ => result.and(Err(LOST)),
+            Owner::Command(_) | Owner::Shutdown { .. } => is_there,
         };
         let counters = &self.counters.transfers[place];
-        if let Err(fault) = result {
-            if !has_failed {
-                counters.failed.add(1);
-            }
-            return self.finish_later(tag, Err(fault), None);
+        if !is_kept {
+            counters.failed.add(1);
+            return self.finish_later(tag, Err(LOST), None);
         }
         counters.count_completed(is_read, bytes);
         // Inlined for this result alone.
@@ -455,18 +433,36 @@ impl TargetCore {
         }
     }
 
-    /// Keeps the memory of a read for its transport.
-    #[inline]
-    fn keep_read_memory(&mut self, tag: DeviceTag, command: Command) -> Result<(), Fault> {
-        let transport = self.queues.at(command.queue).map(|it| it.transport);
-        let inbox = transport.and_then(|it| self.inboxes.get_mut(usize::from(it)));
-        let inbox = inbox.filter(|it| it.read_memory.len() < TRANSFERS_MAX);
-        let data = self.executions.take_device_data(tag);
-        let (Some(inbox), Some(data)) = (inbox, data) else {
-            return Err(LOST);
+    /// Handles the completion of a piece that does not complete its command by its success.
+    #[inline(never)]
+    pub(super) fn piece_done(&mut self, tag: DeviceTag, result: Result<(), DeviceError>) {
+        if let Err(error) = result
+            && let Some(Err(fault)) = self.end_pieces(tag, error)
+        {
+            // It has no piece in its device any more, which was removed.
+            return self.fail_pieces(tag, fault);
+        }
+        let Some(execution) = self.executions.get_mut(tag) else {
+            return;
         };
-        inbox.read_memory.push_back((command.tag, data.lease));
-        Ok(())
+        execution.step = execution.step.saturating_sub(1);
+        if execution.step > 0 {
+            return;
+        }
+        let extra = self.executions.extra(tag.slot);
+        match (extra.failed, &extra.device_data) {
+            (Some(fault), _) => self.fail_pieces(tag, fault),
+            // A piece waits until the device takes it.
+            (None, Some(_)) => {}
+            (None, None) => self.fail_pieces(tag, LOST),
+        }
+    }
+
+    /// Ends an execution of which no device has a piece, and one has failed.
+    #[cold]
+    fn fail_pieces(&mut self, tag: DeviceTag, fault: Fault) {
+        self.complete_in_device(tag);
+        self.finish_later(tag, Err(fault), None);
     }
 
     /// Whether devices have more pieces of an orphan than the one that has just completed.
@@ -497,8 +493,8 @@ impl TargetCore {
                 }
                 Some(_) | None => None,
             };
-            if let Some(result) = over {
-                self.finish_pieces(tag, result);
+            if let Some(Err(fault)) = over {
+                self.fail_pieces(tag, fault);
             }
             let is_waiting = (state.is_some_and(|(it, _)| it == ExecutionState::Submitted))
                 && self.has_unsubmitted_piece(tag);
