@@ -214,7 +214,10 @@ fn defects(page: &Path, only: &[String]) -> ExitCode {
         return refused(&format!("{}: {error}", page.display()));
     }
     let missed = findings.iter().filter(|it| it.failure.is_none()).count();
-    println!("{} defects, {missed} not found", findings.len());
+    println!(
+        "{} defects by simulation, {missed} not found",
+        findings.len()
+    );
     ExitCode::from(u8::from(missed > 0))
 }
 

@@ -17,6 +17,12 @@ const VARIABLE: &str = "PLANTED_DEFECT";
 /// The patches that plant the defects.
 const PATCHES: &str = "bench/simulation/defects";
 
+/// A name is similar to another one if at most one character of this number is changed.
+const SIMILAR_CHARACTERS_MIN: usize = 3;
+
+/// Most similar names in a message.
+const SIMILAR_MAX: usize = 5;
+
 /// The sources with planted defects.
 const COPY: &str = "target/planted/sources";
 
@@ -100,6 +106,75 @@ fn program_with<'a>(programs: &'a [Program], test: &str) -> Result<&'a Program, 
         }
     }
     found.ok_or_else(|| format!("there is no test {test}"))
+}
+
+/// Fails unless patches plant all of these defects. The error names similar ones.
+pub(crate) fn check_names(only: &[String]) -> Result<(), String> {
+    let mut planted = Vec::new();
+    for patch in patches()? {
+        let text = fs::read_to_string(process::root().join(&patch));
+        let text = text.map_err(|error| format!("{}: {error}", patch.display()))?;
+        planted.extend(names_in(&text).map(str::to_owned));
+    }
+    only.iter().try_for_each(|name| check_name(name, &planted))
+}
+
+/// The defects that a patch plants.
+fn names_in(patch: &str) -> impl Iterator<Item = &str> {
+    let described = patch.lines().take_while(|it| !it.starts_with("diff "));
+    described.filter_map(|it| it.strip_prefix("Defect: "))
+}
+
+fn check_name(name: &str, planted: &[String]) -> Result<(), String> {
+    if planted.iter().any(|it| it == name) {
+        return Ok(());
+    }
+    let mut similar: Vec<(usize, &str)> = planted
+        .iter()
+        .map(|it| (distance(name, it), it.as_str()))
+        .filter(|(edits, it)| {
+            let is_part = !name.is_empty() && it.contains(name);
+            is_part || edits * SIMILAR_CHARACTERS_MIN <= name.len()
+        })
+        .collect();
+    similar.sort_unstable();
+    let names: Vec<&str> = similar
+        .iter()
+        .map(|(_, it)| *it)
+        .take(SIMILAR_MAX)
+        .collect();
+    Err(match names.as_slice() {
+        [] => format!("no patch in {PATCHES} plants {name:?}: its README.md tells how to add one"),
+        names => format!(
+            "no patch in {PATCHES} plants {name:?}; similar names: {}",
+            names.join(", ")
+        ),
+    })
+}
+
+/// The number of characters to insert, remove or replace that make one name the other.
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (above, of_one) in (1..).zip(one.chars()) {
+        let mut diagonal = std::mem::replace(&mut row[0], above);
+        for (column, of_other) in (1..).zip(&other) {
+            let replaced = diagonal + usize::from(of_one != *of_other);
+            let least = replaced.min(row[column] + 1).min(row[column - 1] + 1);
+            diagonal = std::mem::replace(&mut row[column], least);
+        }
+    }
+    row[other.len()]
+}
+
+/// Whether the simulation has to look for any of these defects; no names stand for all. `list` has those
+/// that tests find.
+pub(crate) fn needs_simulation(list: &str, only: &[String]) -> bool {
+    let is_tested = |name: &String| {
+        list.lines()
+            .any(|it| it.split(' ').next() == Some(name.as_str()))
+    };
+    only.is_empty() || !only.iter().all(is_tested)
 }
 
 /// Runs each test of `list` with its defect, and without any; an error unless every one fails with
@@ -290,6 +365,59 @@ mod tests {
         assert_eq!(Tested::of("share-ignored fairness a_test"), Some(tested));
         assert_eq!(Tested::of("share-ignored fairness"), None);
         assert_eq!(Tested::of("share-ignored fairness a test"), None);
+    }
+
+    #[test]
+    fn unknown_defects_are_refused_with_similar_names() {
+        let planted = [
+            "copy-own-failure-ignored",
+            "copy-own-tried-forever",
+            "share",
+        ];
+        let planted = planted.map(str::to_owned);
+        let check = |name: &str| check_name(name, &planted);
+        assert_eq!(check("share"), Ok(()));
+        let refused = |name: &str| check(name).expect_err("it does not exist");
+        assert!(refused("copy-own-failures-ignored").ends_with("names: copy-own-failure-ignored"));
+        let both = "names: copy-own-tried-forever, copy-own-failure-ignored";
+        assert!(
+            refused("copy-own").ends_with(both),
+            "{}",
+            refused("copy-own")
+        );
+        assert!(refused("nothing-like-any-of-these").ends_with("how to add one"));
+        assert!(refused("").contains("plants \"\""));
+    }
+
+    #[test]
+    fn distances_count_edits() {
+        for (one, other, edits) in [
+            ("", "", 0),
+            ("", "ab", 2),
+            ("ab", "ba", 2),
+            ("a-b", "a-bc", 1),
+        ] {
+            assert_eq!(distance(one, other), edits, "{one} {other}");
+            assert_eq!(distance(other, one), edits, "{other} {one}");
+        }
+    }
+
+    #[test]
+    fn names_of_defects_are_in_front_of_the_patch() {
+        let patch =
+            "Defect: one\nWrong: Defect: no\n\nDefect: two\n\ndiff --git a b\nDefect: three\n";
+        assert_eq!(names_in(patch).collect::<Vec<_>>(), ["one", "two"]);
+    }
+
+    #[test]
+    fn simulation_is_needed_unless_tests_find_all_defects() {
+        let list = "a program test\nb program test\n";
+        let needs = |only: &[&str]| {
+            let only: Vec<String> = only.iter().map(|it| (*it).to_owned()).collect();
+            needs_simulation(list, &only)
+        };
+        assert!(!needs(&["a"]) && !needs(&["b", "a"]));
+        assert!(needs(&[]) && needs(&["c"]) && needs(&["a", "c"]));
     }
 
     #[test]
