@@ -559,10 +559,10 @@ table! {
         /// least 128 KiB over NVMe/RDMA, takes its way: `host` is through `memory`; `drive-memory` and
         /// `auto` are through the controller memory buffer of its drive, or of one that all drives of
         /// a copy reach, and through `memory` where there is none or the network card cannot access
-        /// it. With `auto`, a drive that reports the Copy command executes copies within the device
-        /// by itself, as far as its limits allow. `windlass copy` between two such devices takes the same
-        /// ways; with `auto`, their drive copies by itself between its namespaces, too. So far, only
-        /// QEMU's drives have proven copies, and no hardware reads and writes.
+        /// it. With `auto`, a drive that reports the Copy command executes copies within the device,
+        /// and between two such devices of its own, by itself, as far as its limits allow. `windlass
+        /// copy` between two such devices takes the same ways. So far, only QEMU's drives have proven
+        /// copies, and no hardware reads and writes.
         /// Devices on one drive may differ.
         data_path: DataPath = Word::<DataPath>::new(),
             absent DriveNamespace::DATA_PATH_DEFAULT

@@ -2,7 +2,8 @@
 # A host of ours, beside the kernel's, copies with NVMe Copy across namespaces of two drives (descriptor
 # format 2h, which Linux does not let a user enable), while the kernel's host writes and verifies on both.
 # Counters tell that all data was in controller memory buffers of the drives, and a text that each copied
-# block has is not in the memory of the appliance. Formats that are not enabled or not reported, wrong
+# block has is not in the memory of the appliance. What is between two namespaces of one drive, and within its
+# limits, the drive copies by itself. Formats that are not enabled or not reported, wrong
 # ranges, a sector that cannot be read, an abort and a drive that is slower than its deadline have their
 # results. Each drive is pulled during copies: those that need it fail, and those on the other drive go on. The
 # kernel's host and its own driver compare.
@@ -126,7 +127,7 @@ $(drive_table b1 $B 'command_deadline = "2s"')
 $(drive_table a2 $A 'data_path = "drive-memory"' 'command_deadline = "2s"')
 $(drive_table b2 $B 'data_path = "auto"' 'command_deadline = "2s"')
 $(drive_table a3 $A 'command_deadline = "2s"')
-$(drive_table b3 $B 'command_deadline = "2s"')
+$(drive_table b3 $B 'data_path = "auto"' 'command_deadline = "2s"')
 END
 show cat $config
 start
@@ -163,12 +164,24 @@ for device in a2 b2; do
     || fail "not all through memory of the drives: $(counted $device '[.copies, .copies_on_host_path]')"
 done
 
+say "copies between namespaces of drive B, which it executes by itself"
+answered Success 2 $b3:$first $b2:$source:128
+answered Success 2 $b3:$((first + 128)) $b2:$((source + 128)):64 $b2:$((source + 192)):64
+answered Success 2 $b2:$scratch $b3:$first:128
+for device in b2:1 b3:2; do
+  [ "$(counted ${device%:*} .copies.drive)" = "${device#*:}" ] \
+    || fail "not by drive B: $(counted ${device%:*} '[.copies, .copies_on_host_path]')"
+done
+before=$(through_memory b3)
+answered Success 2 $b3:$second $b2:$source:256
+[ "$(through_memory b3)" = $((before + 1)) ] || fail "drive B has no room for more than 128 blocks"
+
 say "no copied block was in the memory of the appliance"
 found=$(canaries)
 [ "$found" = 0 ] || fail "the text is there $found times"
-answered Success 2 $b3:$first $a2:$source:512
+answered Success 2 $a3:$first $b2:$source:512
 answered Success 2 $b2:$scratch $a3:$source:512
-[ "$(counted b3 .copies.host)" = 1 ] || fail "b3 is not on the host path"
+[ "$(counted a3 .copies.host)" = 1 ] || fail "a3 is not on the host path"
 [ "$(counted b2 .copies_on_host_path.source_on_host_path)" = 1 ] || fail "the reason is not counted"
 found=$(canaries)
 [ "$found" -gt 0 ] || fail "copies through the arena leave no text: the check finds nothing"
@@ -179,12 +192,16 @@ grep -F "device b2" /tmp/doctor.log | grep -F "source_on_host_path 1" \
 
 say "the kernel's host compares"
 compare "$(device_of $a2)" "$(device_of $b2)"
+dd if="$(device_of $b3)" of=/tmp/between bs=$block_bytes skip=$first count=256 iflag=direct status=none
+head -c $((256 * block_bytes)) /tmp/from-b | cmp - /tmp/between || fail "drive B has copied something else"
 
 say "a sector of drive B cannot be read: nothing is written, and the lowest range is the first"
 unreadable file1n2 $((source + 300))
 under disk1n2 bad
 answered "Unrecovered Read Error" 2 $a2:$scratch $a2:$source:128 $b2:$((source + 256)):128
 answered "lowest range 0" 2 $a2:$scratch $b2:$((source + 256)):128 $a2:$source:128
+answered "Unrecovered Read Error" 2 $b3:$second $b2:$((source + 256)):128
+[ "$(counted b3 .copies_on_host_path.failed)" = 1 ] || fail "drive B has not tried: $(counted b3 .copies_on_host_path)"
 head -c $region_bytes /dev/zero > /tmp/nothing
 has "$(device_of $a2)" $scratch /tmp/nothing
 answered Success 2 $a2:$scratch $a2:$source:128 $b2:$source:256

@@ -164,7 +164,7 @@ impl DeviceQueue for NamespaceQueue {
         &mut self,
         request: Request,
         origin: &CopyOrigin,
-        sources: &[CopySource],
+        copy: (&[CopySource], usize),
     ) -> Result<(), Refusal> {
         if let Some(error) = self.rejection() {
             return Err(Refusal::Never(request, error));
@@ -173,14 +173,13 @@ impl DeviceQueue for NamespaceQueue {
         let Some(limits) = limits else {
             return Err(Refusal::Never(request, DeviceError::Unsupported));
         };
-        if let Err(error) = check_copy_from(&request, sources, origin, (&self.geometry, &limits)) {
+        if let Err(error) = check_copy_from(&request, copy, origin, (&self.geometry, &limits)) {
             return Err(Refusal::Never(request, error));
         }
         if self.in_flight == self.depth {
             return Err(Refusal::Later(request));
         }
         let mut pair = self.pair.borrow_mut();
-        let copy = (sources, 0);
         let snsid = Some(origin.namespace);
         pair.submit_copy(self.index, &self.namespace_limits, request, copy, snsid)?;
         self.in_flight += 1;

@@ -104,18 +104,17 @@ pub fn check_copy(
     check_written(request, geometry)
 }
 
-/// Checks a copy from another device, as [`check_copy`] does. The list of sources is at the beginning of the
-/// lease.
+/// Checks a copy from another device, as [`check_copy`] does.
 ///
 /// # Errors
 /// The error with which the queue refuses it.
 pub fn check_copy_from(
     request: &Request,
-    sources: &[CopySource],
+    (sources, list_at): (&[CopySource], usize),
     origin: &CopyOrigin,
     (geometry, limits): (&Geometry, &CopyLimits),
 ) -> Result<(), DeviceError> {
-    check_sources(request, sources, 0, (origin.block_count, limits))?;
+    check_sources(request, sources, list_at, (origin.block_count, limits))?;
     check_written(request, geometry)
 }
 

@@ -363,8 +363,8 @@ pub trait DeviceQueue {
     }
 
     /// Takes a write whose data is what `sources` of another device have, or returns it. The sources are
-    /// within [`CopyOrigin::limits_to`]. The lease is that of [`submit_copy`](Self::submit_copy), and the
-    /// list is at its beginning. After an error, any of the blocks may be written.
+    /// within [`CopyOrigin::limits_to`]. The lease is that of [`submit_copy`](Self::submit_copy). After an
+    /// error, any of the blocks may be written.
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
@@ -372,9 +372,9 @@ pub trait DeviceQueue {
         &mut self,
         request: Request,
         origin: &CopyOrigin,
-        sources: &[CopySource],
+        (sources, list_at): (&[CopySource], usize),
     ) -> Result<(), Refusal> {
-        let _ = (origin, sources);
+        let _ = (origin, sources, list_at);
         Err(Refusal::Never(request, DeviceError::Unsupported))
     }
 

@@ -296,11 +296,12 @@ impl MemoryUserQueue {
 
 impl MemoryUserQueue {
     /// Executes a copy by itself, from its own medium or that of the other device.
-    fn copy(
+    fn copy_from(
         &mut self,
         mut request: Request,
         (sources, list_at): (&[CopySource], usize),
         limits: CopyLimits,
+        is_from_other: bool,
     ) -> Result<(), Refusal> {
         let control = Arc::clone(&self.control);
         let Some((medium, _)) = &mut self.copies else {
@@ -326,8 +327,8 @@ impl MemoryUserQueue {
             let data = self.pool.take(bytes).expect("memory of the test");
             let step = (Operation::Read, source.lba, source.blocks);
             let data = match &mut self.source {
-                Some(other) => run_at_once(&mut **other, step, data),
-                None => run_at_once(&mut **medium, step, data),
+                Some(other) if is_from_other => run_at_once(&mut **other, step, data),
+                Some(_) | None => run_at_once(&mut **medium, step, data),
             };
             run_at_once(&mut **medium, (request.operation, to, source.blocks), data);
             to += u64::from(source.blocks);
@@ -508,7 +509,7 @@ impl DeviceQueue for MemoryUserQueue {
             let behind = request.lba + u64::from(request.blocks);
             assert!(source.lba >= behind || end <= request.lba, "an overlap");
         }
-        self.copy(request, (sources, list_at), limits)
+        self.copy_from(request, (sources, list_at), limits, false)
     }
 
     fn copy_origin(&self) -> Option<CopyOrigin> {
@@ -520,14 +521,14 @@ impl DeviceQueue for MemoryUserQueue {
         &mut self,
         request: Request,
         origin: &CopyOrigin,
-        sources: &[CopySource],
+        copy: (&[CopySource], usize),
     ) -> Result<(), Refusal> {
         let own = self.origin.expect("it is of a drive");
         let limits = origin.limits_to(&own).expect("of the same drive");
         if self.control.refuses_copies.load(Ordering::Relaxed) {
             return Err(Refusal::Never(request, DeviceError::Unsupported));
         }
-        self.copy(request, (sources, 0), limits)
+        self.copy_from(request, copy, limits, true)
     }
 
     fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {

@@ -96,7 +96,7 @@ impl Lab {
     ) -> Result<(), Option<DeviceError>> {
         let (request, sources) = self.request(lba, sources);
         let queue = &mut self.destination.queue;
-        let submitted = queue.submit_copy_from(request, origin, &sources);
+        let submitted = queue.submit_copy_from(request, origin, (&sources, 0));
         submitted.map_err(|refusal| match refusal {
             Refusal::Later(_) => None,
             Refusal::Never(request, error) => {
@@ -212,7 +212,7 @@ fn copies_that_do_not_fit_are_refused() {
     let refused = lab
         .destination
         .queue
-        .submit_copy_from(request, &origin, &sources);
+        .submit_copy_from(request, &origin, (&sources, 0));
     assert!(matches!(
         refused,
         Err(Refusal::Never(_, DeviceError::Internal))

@@ -4,6 +4,7 @@ use hugemem::{DeviceLease, DeviceMemory};
 
 use super::{ClientId, DeviceMask, DeviceSet, places};
 use crate::copying::{CopyLimits, CopySource};
+use crate::device::DataPath;
 use crate::error::DeviceError;
 use crate::request::{Refusal, Request};
 
@@ -123,10 +124,21 @@ impl DeviceSet {
         }
     }
 
-    /// What the device at `place` copies by itself.
-    pub fn copy_limits(&self, place: usize) -> Option<CopyLimits> {
+    /// What the device at `destination` copies by itself in place of a write, from itself or from the one
+    /// at `source`; `None` if nothing, or one of them takes no such way
+    /// ([`DeviceQueue::data_path`](crate::DeviceQueue::data_path)).
+    pub fn copy_limits(&self, source: usize, destination: usize) -> Option<CopyLimits> {
         let queues = self.queues.borrow();
-        queues.get(place)?.copy_limits()
+        // They are there only if a copy keeps what the device promises about a write.
+        let own = queues.get(destination)?.copy_limits()?;
+        if source == destination {
+            return Some(own);
+        }
+        let is_allowed = |place: usize| Some(queues.get(place)?.data_path() == DataPath::Best);
+        let is_allowed = is_allowed(source)? && is_allowed(destination)?;
+        is_allowed
+            .then(|| self.copy_limits_between(source, destination))
+            .flatten()
     }
 
     /// Submits a client's copy within the device at `place`, as [`DeviceQueue::submit_copy`] does. It
@@ -156,7 +168,8 @@ impl DeviceSet {
         Ok(())
     }
 
-    /// What the device at `destination` copies by itself from the one at `source`; `None` if nothing.
+    /// What the device at `destination` copies by itself from the one at `source`, another one, whatever
+    /// their data paths are; `None` if nothing.
     pub fn copy_limits_between(&self, source: usize, destination: usize) -> Option<CopyLimits> {
         let queues = self.queues.borrow();
         let origin = queues.get(source)?.copy_origin()?;
@@ -175,7 +188,7 @@ impl DeviceSet {
         client: ClientId,
         (source, destination): (usize, usize),
         mut request: Request,
-        sources: &[CopySource],
+        copy: (&[CopySource], usize),
     ) -> Result<(), Refusal> {
         request.tag = client.tag(request.tag);
         if self.with_waiting.get() & 1 << destination != 0 {
@@ -186,7 +199,7 @@ impl DeviceSet {
         let (Some(origin), Some(queue)) = (origin, queues.get_mut(destination)) else {
             return Err(Refusal::Never(request, DeviceError::Unsupported));
         };
-        queue.submit_copy_from(request, &origin, sources)?;
+        queue.submit_copy_from(request, &origin, copy)?;
         self.mark_busy(destination);
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! Copies that a drive executes by itself: one request with the source ranges, and no data moves.
 //!
-//! Only those within one device that allows other ways than through the arena, whose ranges are within the
-//! drive's limits and do not overlap the destination. The latter makes it safe to start again: a drive
-//! that fails may have written any part of the destination, but no source. So a failed one takes the way
-//! through the lease, whose result is the result of the command.
+//! Only those whose sources are all of one device, the destination or another namespace of its drive, if
+//! both allow other ways than through the arena, and whose ranges are within the drive's limits and do not
+//! overlap the destination. The latter makes it safe to start again: a drive that fails may have written
+//! any part of the destination, but no source. So a failed one takes the way through the lease, whose
+//! result is the result of the command.
 
 use arrayvec::ArrayVec;
 use block::{COPY_SOURCE_BYTES, CopyLimits, CopySource, DeviceError, Operation, Refusal, Request};
@@ -33,12 +34,14 @@ fn sources(list: &[u8]) -> Sources {
     ranges.iter().take(COPY_RANGES_MAX).map(source).collect()
 }
 
-/// Whether a drive takes a copy of these sources within itself, and can be trusted with it: none of them
-/// may be in the range that is written.
-fn fits(sources: &Sources, work: &IoWork, limits: &CopyLimits) -> bool {
+/// Whether a drive takes a copy of these sources of a device, and can be trusted with it: none of them may be
+/// in the range that is written.
+fn fits(sources: &Sources, device: u8, work: &IoWork, limits: &CopyLimits) -> bool {
     let end = work.lba + u64::from(work.blocks);
-    let overlaps =
-        |it: &CopySource| it.lba < end && work.lba < it.lba.saturating_add(u64::from(it.blocks));
+    let overlaps = |it: &CopySource| {
+        let source_end = it.lba.saturating_add(u64::from(it.blocks));
+        device == work.device && it.lba < end && work.lba < source_end
+    };
     sources.len() <= limits.sources_max as usize
         && work.blocks <= limits.blocks_max
         && sources
@@ -49,18 +52,27 @@ fn fits(sources: &Sources, work: &IoWork, limits: &CopyLimits) -> bool {
 impl TargetCore {
     /// Whether the drive of a Copy executes it by itself. Its list of source ranges is there.
     pub(super) fn may_copy_by_drive(&mut self, tag: DeviceTag, work: &IoWork) -> bool {
-        let own = 1 << work.device;
-        if !self.devices.allow_device_memory(own) {
+        if !self.devices.allow_device_memory(1 << work.device) {
             return false;
         }
-        let Some(limits) = self.devices.copy_limits(usize::from(work.device)) else {
+        let Some(source) = self.only_source(tag) else {
             return false;
         };
-        let extra = self.executions.extra(tag.slot);
-        let Some(Data::Lease(list)) = &extra.data else {
+        let places = (usize::from(source), usize::from(work.device));
+        let Some(limits) = self.devices.copy_limits(places.0, places.1) else {
             return false;
         };
-        extra.devices == own && fits(&sources(list), work, &limits)
+        let Some(Data::Lease(list)) = &self.executions.extra(tag.slot).data else {
+            return false;
+        };
+        fits(&sources(list), source, work, &limits)
+    }
+
+    /// The device of all sources of a Copy; `None` if they are of several ones.
+    fn only_source(&mut self, tag: DeviceTag) -> Option<u8> {
+        let devices = self.executions.extra(tag.slot).devices;
+        // At most 127.
+        (devices.count_ones() == 1).then(|| devices.trailing_zeros() as u8)
     }
 
     /// Whether the drive executes a Copy by itself.
@@ -83,8 +95,9 @@ impl TargetCore {
         let listed = <[CopyRange]>::ref_from_bytes(list).map_err(|_| NO_LEASE)?;
         let ranges = ranges.get_mut(..listed.len()).ok_or(NO_LEASE)?;
         ranges.copy_from_slice(listed);
+        let source = self.only_source(tag).ok_or(NO_LEASE)?;
         for range in &*ranges {
-            if self.pass_source(slot, work, range)? != work.device {
+            if self.pass_source(slot, work, range)? != source {
                 return Err(NO_LEASE);
             }
         }
@@ -115,9 +128,14 @@ impl TargetCore {
         let (sources, list_bytes) = (sources(&list), list.len());
         list.resize(list_bytes + sources.len() * COPY_SOURCE_BYTES);
         request.data = Some(list);
+        let source = usize::from(self.only_source(tag).unwrap_or(device));
         let place = usize::from(device);
         let copy = (&sources[..], list_bytes);
-        let (request, reason) = match self.devices.submit_copy(self.client, place, request, copy) {
+        let submitted = match source == place {
+            true => (self.devices).submit_copy(self.client, place, request, copy),
+            false => (self.devices).submit_copy_from(self.client, (source, place), request, copy),
+        };
+        let (request, reason) = match submitted {
             Ok(()) => return true,
             Err(Refusal::Later(request)) => (request, HostPathReason::Busy),
             Err(Refusal::Never(request, _)) => (request, HostPathReason::Failed),
@@ -227,7 +245,7 @@ mod tests {
                 blocks,
                 ..COPY
             };
-            fits(&sources_of(list), &work, &LIMITS)
+            fits(&sources_of(list), work.device, &work, &LIMITS)
         };
         assert!(fits_at(100, &[(0, 8), (8, 4)]));
         assert!(!fits_at(100, &[(0, 9)]), "a range");
@@ -247,6 +265,10 @@ mod tests {
             blocks: 1,
             ..COPY
         };
-        assert!(!fits(&sources_of(&[(0, 1)]), &work, &none));
+        assert!(!fits(&sources_of(&[(0, 1)]), work.device, &work, &none));
+        // The same blocks of another device.
+        let sources = sources_of(&[(100, 1)]);
+        assert!(fits(&sources, work.device + 1, &work, &LIMITS));
+        assert!(!fits(&sources, work.device, &work, &LIMITS));
     }
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use block::{CopyLimits, DataPath, DeviceError};
 
-use super::across::{RAM_DEVICE, begin_across};
-use super::in_device::{DELAY, FAIL, Lab};
+use super::across::{PLAIN_DEVICE, RAM_DEVICE, begin_across};
+use super::in_device::{DELAY, FAIL, Lab, OwnCopies};
 use super::*;
 
 const LIMITS: CopyLimits = CopyLimits {
@@ -19,6 +19,36 @@ const ALLOWED: DataPath = DataPath::Best;
 
 fn lab() -> Lab {
     Lab::copying(ALLOWED, DeviceError::Internal, LIMITS)
+}
+
+/// Devices of one drive: RAM copies from PLAIN within [`LIMITS`], PLAIN within larger ones.
+const OF_ONE_DRIVE: [OwnCopies; 2] = [
+    OwnCopies {
+        limits: LIMITS,
+        drive: Some((1, 1)),
+    },
+    OwnCopies {
+        limits: CopyLimits {
+            sources_max: 4,
+            source_blocks_max: 8,
+            blocks_max: 16,
+        },
+        drive: Some((1, 2)),
+    },
+];
+
+fn lab_across(error: DeviceError) -> Lab {
+    let mut lab = Lab::copying_across([ALLOWED; 2], error, OF_ONE_DRIVE);
+    fill(&mut lab.world, lab.io, PLAIN, 32);
+    lab
+}
+
+/// The same counts of PLAIN.
+fn counts_of_plain(lab: &Lab) -> (u64, u64, u64, u64) {
+    let drive = lab.world.target.copy_totals(PLAIN_DEVICE).drive;
+    let taken = lab.controls[1].copies.load(Ordering::Relaxed);
+    let (host, in_memory, _) = lab.counts(PLAIN);
+    (drive, taken, host, in_memory)
 }
 
 /// Copies that the drive has executed, that it has taken, and those of other ways.
@@ -204,6 +234,146 @@ fn copies_of_orphans_end() {
         release(&mut lab);
         let totals = lab.world.target.copy_totals(RAM_DEVICE);
         assert_eq!((totals.host, totals.drive, totals.device_memory), (0, 0, 0));
+        assert_over(lab, 0);
+    }
+}
+
+/// What is no copy between two namespaces of one drive, or exceeds the limits of one of them, takes another
+/// way.
+#[test]
+fn drive_gets_no_copy_between_namespaces_that_it_cannot_execute() {
+    let other = |copies: OwnCopies, drive: Option<(u64, u32)>| OwnCopies { drive, ..copies };
+    let [ram, plain] = OF_ONE_DRIVE;
+    for (paths, copies) in [
+        // Of two drives, of none, and twice the same namespace.
+        ([ALLOWED; 2], [ram, other(plain, Some((2, 2)))]),
+        ([ALLOWED; 2], [ram, other(plain, None)]),
+        ([ALLOWED; 2], [other(ram, None), plain]),
+        ([ALLOWED; 2], [ram, other(plain, Some((1, 1)))]),
+        // One of them keeps to the drive's memory, or to the arena.
+        ([ALLOWED, DataPath::DeviceMemory], OF_ONE_DRIVE),
+        ([DataPath::DeviceMemory, ALLOWED], OF_ONE_DRIVE),
+        ([ALLOWED, DataPath::Host], OF_ONE_DRIVE),
+        ([DataPath::Host, ALLOWED], OF_ONE_DRIVE),
+    ] {
+        let mut lab = Lab::copying_across(paths, DeviceError::Internal, copies);
+        lab.copy(PLAIN, &[(RAM, 3, 2)], 20).ok();
+        lab.expect(PLAIN, 20, &[4, 5]);
+        let (drive, taken, host, in_memory) = counts_of_plain(&lab);
+        assert_eq!((drive, taken, host + in_memory), (0, 0, 1), "{copies:?}");
+        assert_over(lab, 0);
+    }
+    let mut lab = lab_across(DeviceError::Internal);
+    for (sources, expected) in [
+        // Limits of the source only: a range of 5 blocks, 7 blocks in all, and three ranges.
+        (vec![(RAM, 3, 5)], vec![4, 5, 6, 7, 8]),
+        (vec![(RAM, 3, 4), (RAM, 9, 3)], vec![4, 5, 6, 7, 10, 11, 12]),
+        (vec![(RAM, 3, 1), (RAM, 9, 1), (RAM, 5, 1)], vec![4, 10, 6]),
+        // Two namespaces.
+        (vec![(RAM, 3, 1), (PLAIN, 9, 1)], vec![4, 10]),
+    ] {
+        lab.copy(PLAIN, &sources, 20).ok();
+        lab.expect(PLAIN, 20, &expected);
+    }
+    lab.copy(PLAIN, &[(RAM, RAM_BLOCKS - 1, 2)], 20)
+        .is(OUT_OF_RANGE);
+    lab.copy(RAM, &[(PLAIN, 99, 2)], TO).is(OUT_OF_RANGE);
+    assert_eq!(counts_of_plain(&lab), (0, 0, 0, 4));
+    // It is no origin of copies now, such as after a change of its format.
+    lab.controls[0].is_no_origin.store(true, Ordering::Relaxed);
+    lab.copy(PLAIN, &[(RAM, 3, 2)], 20).ok();
+    assert_eq!(counts_of_plain(&lab), (0, 0, 0, 5));
+    assert_over(lab, 0);
+}
+
+/// The same blocks of another namespace do not overlap the destination.
+#[test]
+fn drive_copies_between_its_namespaces() {
+    let mut lab = lab_across(DeviceError::Internal);
+    lab.copy(PLAIN, &[(RAM, 3, 2), (RAM, 9, 4)], 9).ok();
+    lab.expect(PLAIN, 9, &[4, 5, 10, 11, 12, 13]);
+    lab.copy(RAM, &[(PLAIN, 9, 3)], 9).ok();
+    lab.expect(RAM, 8, &[9, 4, 5, 10, 13]);
+    assert_eq!(counts(&lab), (1, 1, 0, 0));
+    assert_eq!(counts_of_plain(&lab), (1, 1, 0, 0));
+    assert_eq!((lab.in_memory(), reasons(&lab)), (0, vec![]));
+    // Within a namespace, by the same format.
+    lab.copy(RAM, &[(RAM, 3, 2)], TO).ok();
+    lab.expect(RAM, TO, &[4, 5]);
+    assert_eq!(counts(&lab), (2, 2, 0, 0));
+    assert_over(lab, 0);
+}
+
+/// A drive that is full, refuses, or fails after a part: the copy is complete by another way, from the
+/// sources of the host's list.
+#[test]
+fn failed_copy_between_namespaces_takes_another_way() {
+    for (prepare, reason) in [(0, "busy"), (1, "failed")] {
+        let mut lab = lab_across(DeviceError::Internal);
+        let control = &lab.controls[1];
+        match prepare {
+            0 => control.copies_refused.store(1, Ordering::Relaxed),
+            _ => control.refuses_copies.store(true, Ordering::Relaxed),
+        }
+        lab.copy(PLAIN, &[(RAM, 3, 2), (RAM, 9, 4)], 20).ok();
+        lab.expect(PLAIN, 20, &[4, 5, 10, 11, 12, 13]);
+        assert_eq!(counts_of_plain(&lab), (0, 0, 1, 0));
+        assert_eq!(lab.counts(PLAIN).2, [(reason, 1)]);
+        assert_over(lab, 0);
+    }
+    for error in [
+        DeviceError::Internal,
+        DeviceError::Interrupted,
+        DeviceError::MediaRead,
+        DeviceError::Unsupported,
+    ] {
+        for copied in 0..=2 {
+            let mut lab = lab_across(error);
+            let control = &lab.controls[1];
+            control.copied_sources_max.store(copied, Ordering::Relaxed);
+            lab.faults[1].arm(FAIL, true);
+            lab.copy(PLAIN, &[(RAM, 3, 2), (RAM, 9, 4)], 20).ok();
+            assert_eq!(lab.faults[1].fired(FAIL), 1);
+            lab.expect(PLAIN, 20, &[4, 5, 10, 11, 12, 13]);
+            assert_eq!(counts_of_plain(&lab), (0, 1, 1, 0), "{error:?}");
+            assert_eq!(lab.counts(PLAIN).2, [("failed", 1)]);
+            assert_over(lab, 0);
+        }
+    }
+}
+
+fn release_across(lab: &mut Lab) {
+    lab.faults[1].arm(DELAY, false);
+    lab.faults[1].release();
+    lab.world.settle();
+}
+
+/// A device is removed with the copy in flight: the request is in the destination, and the copy from a source
+/// that is gone is complete if the drive says so, and fails otherwise.
+#[test]
+fn removed_device_ends_copies_between_namespaces() {
+    for (removed, fails, status) in [
+        (PLAIN_DEVICE, false, Status::INTERNAL_PATH_ERROR),
+        (RAM_DEVICE, false, Status::SUCCESS),
+        (RAM_DEVICE, true, Status::INTERNAL_PATH_ERROR),
+    ] {
+        let mut lab = lab_across(DeviceError::Internal);
+        lab.faults[1].arm(FAIL, fails);
+        lab.faults[1].arm(DELAY, !fails);
+        let tag = begin_across(&mut lab.world, lab.io, PLAIN, &[(RAM, 3, 2)], 20);
+        assert_eq!(counts_of_plain(&lab).1, 1, "it is in the drive");
+        let now = lab.world.now;
+        for node in &mut lab.world.nodes {
+            node.cut(usize::from(removed.0), now);
+        }
+        if removed == RAM_DEVICE {
+            release_across(&mut lab);
+        }
+        let reply = lab.world.wait(lab.io, tag);
+        assert_eq!(reply.status(), status, "{removed:?}");
+        assert_eq!(lab.faults[1].fired(FAIL), u64::from(fails));
+        assert_eq!(reply.dw0(), 0);
+        release_across(&mut lab);
         assert_over(lab, 0);
     }
 }

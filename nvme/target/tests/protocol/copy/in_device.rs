@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use block::{CopyLimits, DataPath, DeviceError, Drain, QueueOptions};
+use block::{CopyLimits, CopyOrigin, DataPath, Device, DeviceError, Drain, QueueOptions};
 use block_testing::conformance::arena;
 use block_testing::{
     Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, MemoryUser, MemoryUserControl,
@@ -37,6 +37,33 @@ pub(super) struct Lab {
     pub(super) faults: [FaultControl; 2],
 }
 
+/// How a device copies by itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnCopies {
+    pub(super) limits: CopyLimits,
+    /// Its drive and its namespace there, if it copies from other ones.
+    pub(super) drive: Option<(u64, u32)>,
+}
+
+impl OwnCopies {
+    /// Makes a device one that copies from itself, and from the other one.
+    fn of(self, user: MemoryUser, own: Arc<dyn Device>, other: Arc<dyn Device>) -> MemoryUser {
+        let geometry = own.geometry();
+        let user = user.copying(own, self.limits);
+        let Some((drive, namespace)) = self.drive else {
+            return user;
+        };
+        let origin = CopyOrigin {
+            drive,
+            namespace,
+            block_size: geometry.block_size,
+            block_count: geometry.block_count,
+            limits: self.limits,
+        };
+        user.of_drive(origin).copying_from(other)
+    }
+}
+
 impl Lab {
     fn new(slices: u64, paths: [DataPath; 2]) -> Self {
         let memory = TestMemory::new(slices, SLICE);
@@ -54,20 +81,34 @@ impl Lab {
         error: DeviceError,
         seed: u64,
     ) -> Self {
-        Self::build(memories, paths, (error, seed), None)
+        Self::build(memories, paths, (error, seed), [None; 2])
     }
 
     /// With a device of RAM that copies by itself within these limits, and one slice of memory.
     pub(super) fn copying(path: DataPath, error: DeviceError, limits: CopyLimits) -> Self {
         let memory = TestMemory::new(1, SLICE);
-        Self::build([&memory; 2], [path; 2], (error, 1), Some(limits))
+        let own = OwnCopies {
+            limits,
+            drive: None,
+        };
+        Self::build([&memory; 2], [path; 2], (error, 1), [Some(own), None])
+    }
+
+    /// With devices that copy by themselves, and one slice of memory.
+    pub(super) fn copying_across(
+        paths: [DataPath; 2],
+        error: DeviceError,
+        copies: [OwnCopies; 2],
+    ) -> Self {
+        let memory = TestMemory::new(1, SLICE);
+        Self::build([&memory; 2], paths, (error, 1), copies.map(Some))
     }
 
     fn build(
         memories: [&Arc<TestMemory>; 2],
         paths: [DataPath; 2],
         (error, seed): (DeviceError, u64),
-        copies: Option<CopyLimits>,
+        copies: [Option<OwnCopies>; 2],
     ) -> Self {
         let mut world = World::new();
         let devices = world.devices();
@@ -84,11 +125,10 @@ impl Lab {
             control.arm(FAIL, false);
             control.arm(DELAY, false);
             let user = MemoryUser::new(Arc::new(inner), memories[index], &own, paths[index]);
-            let user = match copies {
-                Some(limits) if PLACES[index] == usize::from(RAM_DEVICE.0) => {
-                    user.copying(Arc::clone(&devices[PLACES[index]]), limits)
-                }
-                Some(_) | None => user,
+            let [own, other] = [index, 1 - index].map(|it| Arc::clone(&devices[PLACES[it]]));
+            let user = match copies[index] {
+                Some(copies) => copies.of(user, own, other),
+                None => user,
             };
             (user, control)
         });

@@ -92,7 +92,7 @@ impl Job {
         let sources = self.sources((block, blocks), &limits);
         match access
             .set
-            .submit_copy_from(access.client, places, request, &sources)
+            .submit_copy_from(access.client, places, request, (&sources, 0))
         {
             Ok(()) => self.pieces[index] = Some(in_flight),
             Err(Refusal::Later(request)) => {
