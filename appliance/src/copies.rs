@@ -50,6 +50,7 @@ pub(crate) struct CopySample {
     pub(crate) drive_memory_bytes: u64,
     pub(crate) drive_bytes: u64,
     pub(crate) drive_failures: u64,
+    pub(crate) drive_memory_failures: u64,
     pub(crate) memory_waits: u64,
     pub(crate) began_unix_ms: u64,
     /// How long it ran, or has run so far.
@@ -159,6 +160,7 @@ impl Copy {
             self.progress.in_device_blocks() * u64::from(sample.block_bytes);
         sample.drive_bytes = self.progress.by_device_blocks() * u64::from(sample.block_bytes);
         sample.drive_failures = self.progress.own_copy_failures();
+        sample.drive_memory_failures = self.progress.device_memory_failures();
         sample.memory_waits = self.progress.memory_waits();
         sample.end = self.progress.end();
         let took = self.progress.took().map(|it| Duration::from_nanos(it.0));
@@ -300,6 +302,7 @@ impl Copies {
                 drive_memory_bytes: 0,
                 drive_bytes: 0,
                 drive_failures: 0,
+                drive_memory_failures: 0,
                 memory_waits: 0,
                 began_unix_ms: since.map_or(0, |it| it.as_millis() as u64),
                 took: Duration::ZERO,

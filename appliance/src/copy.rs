@@ -283,6 +283,13 @@ fn result(copy: &CopyStatus) -> String {
             copy.drive_failures
         );
     }
+    if copy.drive_memory_failures > 0 {
+        text += &format!(
+            "{begin}: {} requests lost their data in the memory of a drive or failed there, and were repeated \
+             through the memory of this machine\n",
+            copy.drive_memory_failures
+        );
+    }
     if copy.source_changes > 0 {
         text += &format!(
             "{begin}: {} request(s) changed {source} meanwhile: {destination} may have blocks of \
@@ -309,6 +316,7 @@ mod tests {
             drive_memory_bytes: 0,
             drive_bytes: 0,
             drive_failures: 0,
+            drive_memory_failures: 0,
             began_unix_ms: 0,
             took_ms: 0,
             memory_waits: 0,
@@ -356,14 +364,16 @@ mod tests {
             "copy 3: old to new: complete: 8 GiB in 3.2 s\n"
         );
         (copy.drive_bytes, copy.drive_memory_bytes) = (6 << 30, 1 << 30);
-        copy.drive_failures = 3;
+        (copy.drive_failures, copy.drive_memory_failures) = (3, 2);
         assert_eq!(
             result(&copy),
             "copy 3: old to new: complete: 8 GiB in 3.2 s, 6 GiB by the drive itself, 1 GiB through the \
              memory of a drive\n\
-             copy 3: old to new: 3 copies by the drive itself failed, and their data took another way\n"
+             copy 3: old to new: 3 copies by the drive itself failed, and their data took another way\n\
+             copy 3: old to new: 2 requests lost their data in the memory of a drive or failed there, and \
+             were repeated through the memory of this machine\n"
         );
-        copy.drive_failures = 0;
+        (copy.drive_failures, copy.drive_memory_failures) = (0, 0);
         copy.error = Some("it was aborted: continue with --offset 4096".to_owned());
         copy.source_changes = 2;
         assert_eq!(

@@ -56,7 +56,7 @@ pub(crate) fn status() -> Status {
             "operations": "reads", "iops": 20000, "bandwidth": null, "throttled_by_iops": 7,
             "throttled_by_bandwidth": 0, "waited_ns": 9000000}],
         "copies": [{"number": 1, "source": "fast0", "destination": "fast1", "state": "running", "offset": 0,
-            "bytes": 1048576, "written_bytes": 524288, "drive_memory_bytes": 0, "drive_bytes": 4096, "drive_failures": 1,
+            "bytes": 1048576, "written_bytes": 524288, "drive_memory_bytes": 0, "drive_bytes": 4096, "drive_failures": 1, "drive_memory_failures": 2,
             "began_unix_ms": 1, "took_ms": 9, "memory_waits": 0, "source_changes": 0, "intact_bytes": null, "failed_offset": null, "failed_bytes": null,
             "error": null}],
         "files": {"service": {"connections": 2, "connections_accepted": 3, "requests_in_flight": 0,

@@ -502,6 +502,7 @@ fn failures_name_the_range_and_how_to_continue() {
         drive_memory_bytes: 0,
         drive_bytes: 0,
         drive_failures: 0,
+        drive_memory_failures: 0,
         memory_waits: 0,
         began_unix_ms: 0,
         took: Duration::ZERO,

@@ -51,6 +51,9 @@ pub const COPY_PIECE_SOURCES_MAX: u32 = 64;
 /// Failures of a device's own copies after which a copy no longer uses them.
 pub const OWN_COPY_FAILURES_MAX: u32 = 4;
 
+/// Failures of pieces in memory of devices after which a copy no longer uses such memory.
+pub const DEVICE_MEMORY_FAILURES_MAX: u32 = 16;
+
 const _: () = assert!(COPY_PIECES_MAX <= 1 << PIECE_BITS);
 const _: () = assert!(u32::BITS + PIECE_BITS <= crate::set::CLIENT_TAG_BITS);
 
@@ -98,9 +101,6 @@ pub enum CopyError {
     /// The device did not complete it in time.
     #[error("the device did not complete a request within {} s", COPY_REQUEST_TIME_MAX.as_secs())]
     Overdue,
-    /// Its data was in memory of a device that has lost it.
-    #[error("the drive whose memory had the data was reset or removed")]
-    MemoryLost,
     /// There was no memory for it.
     #[error("the arena had no memory for {} s: configure more `memory`", COPY_MEMORY_TIME_MAX.as_secs())]
     NoMemory,
@@ -151,6 +151,7 @@ pub struct CopyProgress {
     in_device_blocks: AtomicU64,
     by_device_blocks: AtomicU64,
     own_copy_failures: AtomicU64,
+    device_memory_failures: AtomicU64,
     memory_waits: AtomicU64,
     /// The result, and how long it took.
     end: OnceLock<(CopyEnd, Nanos)>,
@@ -179,6 +180,13 @@ impl CopyProgress {
     #[must_use]
     pub fn own_copy_failures(&self) -> u64 {
         self.own_copy_failures.load(Ordering::Relaxed)
+    }
+
+    /// Number of pieces whose data was lost in memory of a device, or which failed there. They are copied
+    /// through the arena.
+    #[must_use]
+    pub fn device_memory_failures(&self) -> u64 {
+        self.device_memory_failures.load(Ordering::Relaxed)
     }
 
     /// Number of times that it left memory to requests of others.
@@ -213,6 +221,10 @@ impl CopyProgress {
 
     fn count_own_copy_failure(&self) {
         self.own_copy_failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count_device_memory_failure(&self) {
+        self.device_memory_failures.fetch_add(1, Ordering::Relaxed);
     }
 
     fn count_memory_wait(&self) {

@@ -29,7 +29,7 @@ mod shared_queues;
 pub use copier::{
     COPIES_MAX, COPY_MEMORY_TIME_MAX, COPY_PIECE_BYTES, COPY_PIECE_SOURCES_MAX, COPY_PIECES_MAX,
     COPY_REQUEST_TIME_MAX, Copier, CopyEnd, CopyError, CopyFailure, CopyMessage, CopyPlan,
-    CopyProgress, CopyStart, CopyStep, CopyStop, OWN_COPY_FAILURES_MAX,
+    CopyProgress, CopyStart, CopyStep, CopyStop, DEVICE_MEMORY_FAILURES_MAX, OWN_COPY_FAILURES_MAX,
 };
 pub use copying::{
     COPY_SOURCE_BYTES, CopyLimits, CopyOrigin, CopySource, check_copy, check_copy_from,

@@ -43,6 +43,9 @@ pub(crate) struct CopyStatus {
     pub(crate) drive_bytes: u64,
     /// Copies by the drive itself that failed; their data took another way.
     pub(crate) drive_failures: u64,
+    /// Requests whose data was lost in the memory of a drive, or which failed there; their data took the way
+    /// through the memory of this machine.
+    pub(crate) drive_memory_failures: u64,
     /// When it began, milliseconds since 1970.
     pub(crate) began_unix_ms: u64,
     /// How long it ran, or has run so far.
@@ -83,6 +86,7 @@ impl CopyStatus {
             drive_memory_bytes: copy.drive_memory_bytes,
             drive_bytes: copy.drive_bytes,
             drive_failures: copy.drive_failures,
+            drive_memory_failures: copy.drive_memory_failures,
             began_unix_ms: copy.began_unix_ms,
             took_ms: u64::try_from(copy.took.as_millis()).unwrap_or(u64::MAX),
             memory_waits: copy.memory_waits,

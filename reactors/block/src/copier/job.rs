@@ -1,6 +1,7 @@
 //! One copy: its pieces, and the transitions of its state.
 
 mod by_device;
+mod in_device;
 
 use arrayvec::ArrayVec;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ const MEMORY_RETRY_INTERVAL: Nanos = Nanos::from_millis(1);
 const DEFERRED_RETRY_INTERVAL: Nanos = Nanos::from_micros(50);
 /// Interval in which overdue requests are ended by force.
 const ABANDON_INTERVAL: Nanos = Nanos::from_secs(1);
+/// Maximum number of ranges that are copied again: by two ways, from the pieces that were in flight together.
+const AGAIN_MAX: usize = 2 * COPY_PIECES_MAX;
 
 /// The state of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +56,23 @@ struct InFlight {
     deferred_until: Option<Nanos>,
 }
 
+/// The first way that is left for a range. Those behind it are left, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The devices copy by themselves.
+    ByDevice,
+    /// The data is in memory of one of the devices.
+    DeviceMemory,
+    /// The data is in the arena.
+    Arena,
+}
+
 /// Blocks from the beginning of the range of the copy.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     block: u64,
     blocks: u64,
+    way: Way,
 }
 
 pub(super) struct Job {
@@ -72,11 +87,14 @@ pub(super) struct Job {
     device_leases: [Option<DeviceLease>; COPY_PIECES_MAX],
     /// The lists of sources of the devices' own copies that they have not taken yet.
     lists: [Option<Lease>; COPY_PIECES_MAX],
-    /// Ranges that the devices have not copied by themselves, and that are copied by the next way, in the
-    /// order of their blocks. No copy by the devices begins meanwhile, so that there is room.
-    again: ArrayVec<Range, COPY_PIECES_MAX>,
+    /// Ranges that are copied again by the next way, in the order of their blocks. Meanwhile, the devices
+    /// begin no copies by themselves, and while one is left to the arena, no piece begins in memory of
+    /// devices: so each piece in flight finds room, besides those before it.
+    again: ArrayVec<Range, AGAIN_MAX>,
     /// Failures of copies by the devices.
     own_copy_failures: u32,
+    /// Failures of pieces in memory of devices.
+    device_memory_failures: u32,
     /// First block that no piece has had, from the beginning of the range.
     next: u64,
     /// The lowest block that was in a piece and is not going to be written, from the beginning of
@@ -106,6 +124,7 @@ impl Job {
             lists: [const { None }; COPY_PIECES_MAX],
             again: ArrayVec::new(),
             own_copy_failures: 0,
+            device_memory_failures: 0,
             next: 0,
             lost: None,
             without_memory: None,
@@ -162,6 +181,7 @@ impl Job {
         let rest = (self.phase == Phase::Copying && left > 0).then_some(Range {
             block: self.next,
             blocks: left,
+            way: Way::ByDevice,
         });
         self.again.first().copied().or(rest)
     }
@@ -202,16 +222,6 @@ impl Job {
         self.take_blocks(blocks);
         self.submit(index, CopyStep::Read, (range.block, blocks), data, access);
         true
-    }
-
-    /// Memory of one of the devices for a piece, if the copy uses it and a slice is free.
-    /// Returns the most blocks that it may have, too.
-    fn take_device_memory(&self, access: &Access<'_>) -> Option<(DeviceLease, u32)> {
-        if !self.plan.in_device {
-            return None;
-        }
-        let devices = 1 << self.plan.source | 1 << self.plan.destination;
-        access.set.take_device_memory(devices, 1).ok()
     }
 
     /// Submits requests again that the device did not take.
@@ -314,12 +324,9 @@ impl Job {
                     self.pieces[index] = Some(in_flight);
                 }
                 Err(error) => {
-                    let error = match lease.is_valid() {
-                        true => CopyError::Device(error),
-                        false => CopyError::MemoryLost,
-                    };
+                    let is_valid = lease.is_valid();
                     self.device_leases[index] = None;
-                    self.piece_failed(&in_flight, error, access);
+                    self.failed_in_device(&in_flight, (error, is_valid), access);
                 }
             }
             return;
@@ -350,22 +357,18 @@ impl Job {
             (Ok(()), CopyStep::Copy, _) => {
                 self.progress.add_copied_by_device(u64::from(done.blocks));
             }
-            (Err(error), ..) => {
-                let error = match (in_device, error) {
-                    // Its own state explains it.
-                    (_, DeviceError::Removed | DeviceError::Interrupted | DeviceError::Aborted)
-                    | (Some(true) | None, _) => CopyError::Device(error),
-                    (Some(false), _) => CopyError::MemoryLost,
-                };
-                self.piece_failed(&done, error, access);
-            }
+            (Err(error), ..) => match in_device {
+                Some(is_valid) => self.failed_in_device(&done, (error, is_valid), access),
+                None => self.piece_failed(&done, CopyError::Device(error), access),
+            },
             (Ok(()), CopyStep::Read, None) if in_device == Some(true) => {
                 self.write_piece(index, &done, None, access);
             }
             // The device that has the memory was reset, and the data is lost. If another one was
             // written, its blocks have any content now.
             (Ok(()), CopyStep::Read | CopyStep::Write, None) if in_device == Some(false) => {
-                self.piece_failed(&done, CopyError::MemoryLost, access);
+                let lost = (DeviceError::Interrupted, false);
+                self.failed_in_device(&done, lost, access);
             }
             (Ok(()), CopyStep::Read, Some(Data::Lease(lease))) => {
                 self.write_piece(index, &done, Some(lease), access);
@@ -561,6 +564,7 @@ impl Job {
         let rest = Range {
             block: self.next,
             blocks: self.plan.blocks - self.next,
+            way: Way::ByDevice,
         };
         let range = self.again.first().copied().unwrap_or(rest);
         let blocks = u64::from(self.piece_blocks).min(range.blocks) as u32;

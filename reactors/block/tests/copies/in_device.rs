@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use block::{
-    Copier, CopyEnd, CopyError, CopyLimits, CopyMessage, CopyOrigin, CopyPlan, CopyProgress,
-    CopyStart, CopyStep, CopyStop, DataPath, Device, DeviceClient, DeviceError, DeviceSet,
-    MemoryDevice, Operation, QueueOptions, ReactorDevices,
+    COPY_PIECES_MAX, Copier, CopyEnd, CopyError, CopyLimits, CopyMessage, CopyOrigin, CopyPlan,
+    CopyProgress, CopyStart, CopyStep, CopyStop, DEVICE_MEMORY_FAILURES_MAX, DataPath, Device,
+    DeviceClient, DeviceError, DeviceSet, MemoryDevice, Operation, QueueOptions, ReactorDevices,
 };
 use block_testing::conformance::arena;
 use block_testing::{
@@ -192,10 +192,9 @@ impl Lab {
     }
 }
 
-/// Also a write that succeeds: what the device took from the memory may be anything.
+/// Also after a write that succeeds: what the device took from the memory may be anything.
 #[test]
-fn memory_that_ends_fails_the_copy() {
-    let mut steps = Vec::new();
+fn pieces_in_memory_that_ends_are_copied_through_the_arena() {
     for turns in 2..10 {
         let mut lab = Lab::new(8);
         let progress = lab.start();
@@ -203,15 +202,129 @@ fn memory_that_ends_fails_the_copy() {
         // The device is reset: its memory loses the content, and is there again.
         let before = lab.memory();
         lab.memory.reset(8);
-        let (written_blocks, failed) = failure(lab.run(&progress));
-        assert_eq!(failed.error, CopyError::MemoryLost);
-        assert_eq!(failed.first_block, written_blocks);
-        steps.push(failed.step);
-        lab.expect_copied(written_blocks);
+        assert_eq!(lab.run(&progress), CopyEnd::Complete);
+        lab.expect_copied(BLOCKS);
+        let failures = progress.device_memory_failures();
+        assert!(
+            (1..=COPY_PIECES_MAX as u64).contains(&failures),
+            "{failures}"
+        );
+        let lost_blocks = failures * SLICE as u64 / u64::from(BLOCK);
+        assert_eq!(progress.in_device_blocks(), BLOCKS - lost_blocks);
+        assert_eq!(progress.written_blocks(), BLOCKS);
         assert_eq!(before.counters().taken, 0);
+        assert_eq!(lab.memory().counters().taken, 0);
     }
-    for step in [CopyStep::Read, CopyStep::Write] {
-        assert!(steps.contains(&step), "{steps:?}");
+}
+
+#[test]
+fn memory_that_ends_again_and_again_is_not_used_any_more() {
+    let mut lab = Lab::new(8);
+    let progress = lab.start();
+    let mut turns = 0;
+    while progress.end().is_none() {
+        lab.turns(1);
+        lab.memory.reset(8);
+        turns += 1;
+        assert!(turns < 10_000, "the copy does not end");
+    }
+    assert_eq!(progress.end(), Some(CopyEnd::Complete));
+    lab.expect_copied(BLOCKS);
+    let (failures, most) = (
+        progress.device_memory_failures(),
+        u64::from(DEVICE_MEMORY_FAILURES_MAX),
+    );
+    // Pieces that were in flight together.
+    assert!(
+        (most..most + COPY_PIECES_MAX as u64).contains(&failures),
+        "{failures}"
+    );
+    assert_eq!(lab.memory().counters().taken, 0);
+}
+
+/// A source or a destination that is gone, and requests that it may still execute, fail the copy, whether the
+/// memory has ended or not. Errors of the medium do so while the memory is there.
+#[test]
+fn arena_does_not_help_devices_that_are_gone() {
+    for (error, is_reset) in [
+        (DeviceError::Removed, false),
+        (DeviceError::Removed, true),
+        (DeviceError::Aborted, true),
+        (DeviceError::Damaged, true),
+        (DeviceError::MediaRead, false),
+        (DeviceError::NoSpace, false),
+    ] {
+        // The turn after which the request that fails is in its device.
+        for (place, kind, turns) in [
+            (SOURCE, OperationKinds::READ, 1),
+            (DESTINATION, OperationKinds::WRITE, 2),
+        ] {
+            let mut rules = [Vec::new(), Vec::new()];
+            rules[place] = vec![FaultRule::new(kind, When::Always, Effect::Fail(error))];
+            let mut lab = Lab::with_faults(8, rules, 1);
+            let progress = lab.start();
+            lab.turns(turns);
+            assert_eq!(progress.end(), None);
+            if is_reset {
+                lab.memory.reset(8);
+            }
+            let (written_blocks, failed) = failure(lab.run(&progress));
+            assert_eq!(failed.error, CopyError::Device(error), "{is_reset}");
+            assert_eq!((failed.first_block, written_blocks), (0, 0));
+            assert_eq!(progress.device_memory_failures(), 0, "{error:?}");
+            assert_eq!(lab.memory().counters().taken, 0);
+        }
+    }
+}
+
+/// Errors that may be of the way take the other one; so do those of the medium if the memory has ended.
+#[test]
+fn pieces_that_fail_in_memory_are_copied_through_the_arena() {
+    for error in [
+        DeviceError::Internal,
+        DeviceError::Interrupted,
+        DeviceError::Unsupported,
+    ] {
+        for (place, kind) in [
+            (SOURCE, OperationKinds::READ),
+            (DESTINATION, OperationKinds::WRITE),
+        ] {
+            let mut rules = [Vec::new(), Vec::new()];
+            rules[place] = vec![FaultRule::new(kind, When::First(3), Effect::Fail(error))];
+            let mut lab = Lab::with_faults(8, rules, 1);
+            let progress = lab.start();
+            assert_eq!(lab.run(&progress), CopyEnd::Complete, "{error:?}");
+            lab.expect_copied(BLOCKS);
+            assert_eq!(progress.device_memory_failures(), 3, "{error:?}");
+        }
+    }
+    // Each device refuses such requests.
+    let mut lab = Lab::new(8);
+    for control in &lab.controls {
+        control.refuses_all.store(true, Ordering::Relaxed);
+    }
+    let progress = lab.start();
+    assert_eq!(lab.run(&progress), CopyEnd::Complete);
+    lab.expect_copied(BLOCKS);
+    assert_eq!(progress.in_device_blocks(), 0);
+    let failures = progress.device_memory_failures();
+    assert_eq!(failures, u64::from(DEVICE_MEMORY_FAILURES_MAX));
+}
+
+/// The source is removed after its memory has ended: no arena helps.
+#[test]
+fn loss_of_source_or_destination_fails_the_copy() {
+    for place in [SOURCE, DESTINATION] {
+        let mut lab = Lab::new(8);
+        let progress = lab.start();
+        lab.turns(4);
+        lab.memory.reset(8);
+        lab.turns(1);
+        lab.devices.remove_now(place, lab.now);
+        let (written_blocks, failed) = failure(lab.run(&progress));
+        assert_eq!(failed.error, CopyError::Device(DeviceError::Removed));
+        assert!(written_blocks <= failed.first_block);
+        lab.expect_copied(written_blocks);
     }
 }
 

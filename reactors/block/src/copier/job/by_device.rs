@@ -4,7 +4,7 @@
 use arrayvec::ArrayVec;
 use hugemem::Lease;
 
-use super::{Access, CopyError, CopyStep, DEFERRED_RETRY_INTERVAL, InFlight, Job, Range};
+use super::{Access, CopyError, CopyStep, DEFERRED_RETRY_INTERVAL, InFlight, Job, Range, Way};
 use crate::copier::{COPY_PIECE_SOURCES_MAX, OWN_COPY_FAILURES_MAX};
 use crate::copying::{COPY_SOURCE_BYTES, CopyLimits, CopySource};
 use crate::error::DeviceError;
@@ -116,18 +116,33 @@ impl Job {
             error,
             DeviceError::Removed | DeviceError::Aborted | DeviceError::Damaged
         );
-        if is_final || !self.wants(piece.block) || self.again.is_full() {
-            self.piece_failed(piece, CopyError::Device(error), access);
-            return;
+        if self.leave_to(Way::DeviceMemory, piece, (error, !is_final), access) {
+            self.own_copy_failures += 1;
+            self.progress.count_own_copy_failure();
         }
-        self.own_copy_failures += 1;
-        self.progress.count_own_copy_failure();
+    }
+
+    /// Leaves a piece that has failed to a way, if that `has` another result, and the piece is still wanted.
+    /// Otherwise, fails the copy and returns false.
+    pub(super) fn leave_to(
+        &mut self,
+        way: Way,
+        piece: &InFlight,
+        (error, has): (DeviceError, bool),
+        access: &Access<'_>,
+    ) -> bool {
+        if !has || !self.wants(piece.block) || self.again.is_full() {
+            self.piece_failed(piece, CopyError::Device(error), access);
+            return false;
+        }
         let range = Range {
             block: piece.block,
             blocks: u64::from(piece.blocks),
+            way,
         };
         let place = self.again.partition_point(|it| it.block < range.block);
         self.again.insert(place, range);
+        true
     }
 
     /// Drops ranges for the next way that are not wanted any more.
