@@ -4,13 +4,14 @@ use files_server::limits::{COURTESY_MS, LEASE_MS};
 use files_spec::attributes::{Attributes, number};
 use files_spec::operations::{
     Claim, CloseArgs, CreateHow, DowngradeArgs, ExclusiveCreate, OpenArgs, OpenHow, OpenOk,
-    Operation, OperationResult, Outcome, share,
+    Operation, OperationResult, Outcome, RenameArgs, share,
 };
-use files_spec::types::{CreateType, Owner, SetTime, StateId};
+use files_spec::types::{CreateType, Owner, SetTime, Stable, StateId};
 use files_spec::xdr::Opaque;
 use files_spec::{Bitmap, Status};
 
 use crate::client::{Answer, Client, World, in_share, name};
+use crate::data::write;
 use crate::names::make;
 
 pub(crate) const BOTH: u32 = share::ACCESS_READ | share::ACCESS_WRITE;
@@ -289,24 +290,45 @@ fn files_are_created_exclusively_once() {
     client.fails(&mut world, &in_share(&[guarded]), Status::EXIST);
 }
 
-/// OPEN4_RESULT_PRESERVE_UNLINKED: an unlinked file lives until its last close.
+/// OPEN4_RESULT_PRESERVE_UNLINKED: a file whose last name another file takes, or nobody, lives
+/// until its last close.
 #[test]
 fn an_unlinked_file_lives_until_it_is_closed() {
-    let mut world = World::new();
-    let mut client = Client::new(&mut world, b"a");
-    let stateid = open_file(&mut world, &mut client, "f");
-    let handle = [Operation::Lookup(name("f")), Operation::GetFh(())];
-    let answer = client.ok(&mut world, &in_share(&handle));
-    let OperationResult::GetFh(Outcome::Ok(handle)) = answer.last() else {
-        panic!("{:?}", answer.parts());
-    };
-    client.ok(&mut world, &in_share(&[Operation::Remove(name("f"))]));
-    let put = Operation::PutFh(handle);
-    client.ok(
-        &mut world,
-        &[put, Operation::GetAttr(Bitmap::of(&[number::SIZE]))],
-    );
-    client.ok(&mut world, &[put, close(stateid)]);
-    client.fails(&mut world, &[put], Status::STALE);
-    assert_eq!(world.server.volumes()[0].problems(), Vec::<String>::new());
+    let replaced = Operation::Rename(RenameArgs {
+        oldname: name("other"),
+        newname: name("f"),
+    });
+    for unlinked in [
+        vec![Operation::Remove(name("f"))],
+        vec![Operation::SaveFh(()), replaced],
+    ] {
+        let mut world = World::new();
+        let mut client = Client::new(&mut world, b"a");
+        let stateid = open_file(&mut world, &mut client, "f");
+        let other = open_file(&mut world, &mut client, "other");
+        let handle = [Operation::Lookup(name("f")), Operation::GetFh(())];
+        let answer = client.ok(&mut world, &in_share(&handle));
+        let OperationResult::GetFh(Outcome::Ok(handle)) = answer.last() else {
+            panic!("{:?}", answer.parts());
+        };
+        client.ok(&mut world, &in_share(&unlinked));
+        let put = Operation::PutFh(handle);
+        let names = Operation::GetAttr(Bitmap::of(&[number::NUMLINKS]));
+        let answer = client.ok(&mut world, &[put, names]);
+        let OperationResult::GetAttr(Outcome::Ok(attributes)) = answer.last() else {
+            panic!("{:?}", answer.parts());
+        };
+        assert_eq!(attributes.numlinks, Some(0));
+        client.ok(
+            &mut world,
+            &[put, write(stateid, 0, Stable::FILE_SYNC, b"x")],
+        );
+        client.ok(&mut world, &[put, close(stateid)]);
+        client.fails(&mut world, &[put], Status::STALE);
+        if let [Operation::SaveFh(()), _] = unlinked[..] {
+            let at_other = [Operation::Lookup(name("f")), close(other)];
+            client.ok(&mut world, &in_share(&at_other));
+        }
+        assert_eq!(world.server.volumes()[0].problems(), Vec::<String>::new());
+    }
 }
