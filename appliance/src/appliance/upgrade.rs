@@ -53,6 +53,8 @@ enum NotPossible {
          empties volumes in memory"
     )]
     Volume(String),
+    #[error("file_listener {0}: it stays with a process: restart the service, or remove it")]
+    FileListener(String),
     #[error("a listener is not bound")]
     Listener,
     #[error("requests did not complete within {QUIET_TIME_MAX:?}: {0}")]
@@ -149,6 +151,9 @@ impl Appliance {
         let config = self.config();
         if let Some(volume) = config.files.volumes.first() {
             return Err(NotPossible::Volume(volume.name.to_string()).into());
+        }
+        if let Some(listener) = config.files.listeners.first() {
+            return Err(NotPossible::FileListener(listener.name.to_string()).into());
         }
         self.reconciler.devices().passing()?;
         Ok(())

@@ -127,6 +127,17 @@ fn files_are_served_beside_exports_until_the_appliance_stops() {
     assert!(TcpStream::connect(address).is_err(), "it listens no more");
 }
 
+/// The next process could not have its address.
+#[test]
+fn an_appliance_with_only_a_file_listener_is_not_handed_over() {
+    let listener = "[[file_listener]]\nname = \"nfs\"\naddress = \"127.0.0.1:0\"\n";
+    let appliance = Appliance::start(config(listener), &StateDirectory::default());
+    let appliance = appliance.expect("it starts");
+    let refused = appliance.check_upgrade().expect_err("refused").to_string();
+    assert!(refused.contains("file_listener nfs"), "{refused}");
+    assert!(appliance.stop_quietly(), "everything came to rest");
+}
+
 #[test]
 fn an_address_in_use_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
