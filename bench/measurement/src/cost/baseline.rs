@@ -74,7 +74,8 @@ fn path_excess(reports: &CaseReports, case: &CostReport) -> Option<String> {
     }
     let host_path = reports.case(PathCase::named(&case.what)?.host_path?)?;
     let percent = case.instructions / host_path.instructions * 100.0;
-    (percent > DRIVE_MEMORY_MAX_PERCENT).then(|| {
+    let most = host_path.instructions * DRIVE_MEMORY_MAX_PERCENT / 100.0;
+    (case.instructions > most + NOTHING).then(|| {
         format!(
             "{}: {percent:.1} % of the instructions of {}, {DRIVE_MEMORY_MAX_PERCENT:.0} % at most",
             case.what, host_path.what
