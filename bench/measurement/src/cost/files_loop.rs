@@ -57,6 +57,9 @@ const TURN: Nanos = Nanos::from_micros(50);
 /// Time in which everything that was sent over the loopback interface has arrived.
 const ARRIVAL: Duration = Duration::from_millis(2);
 
+/// Time between two turns while clients prepare: few turns, also on a busy machine.
+const PREPARATION: Duration = Duration::from_micros(200);
+
 /// Number of warm-up batches.
 const WARM_UP_BATCHES: u64 = 8;
 
@@ -226,7 +229,8 @@ impl Rig {
         let client = std::thread::spawn(client);
         while !client.is_finished() {
             self.turn();
-            std::thread::yield_now();
+            // Callgrind counts some system calls of before the beginning, too.
+            std::thread::sleep(PREPARATION);
         }
         let ended = client.join();
         ended.map_err(|_| CostError::Setup("the client panicked".to_owned()))
