@@ -29,9 +29,7 @@ use files_tcp::{
 use hugemem::allocation_counter::allocations_on_this_thread;
 use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
 use reactors::{Nanos, Poller};
-use rustix::net::sockopt::set_tcp_congestion;
 
-use crate::ceiling::CONGESTION_CONTROL;
 use crate::cost::LoopCounts;
 use crate::cost::measure::CostError;
 use crate::cost::rig::{BLOCK_BYTES, DEVICE_BYTES, ram, setup};
@@ -164,9 +162,6 @@ impl Rig {
         let devices = ReactorDevices::new(Rc::clone(&set));
         let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| {
             listener.set_nonblocking(true)?;
-            // Others delay what is sent, so that replies take many turns on a busy machine.
-            // Connections have it, too.
-            let _ = set_tcp_congestion(&listener, CONGESTION_CONTROL);
             Ok(listener)
         });
         let listener = listener.map_err(|error| setup("the listener", &error))?;
@@ -328,7 +323,6 @@ impl Client {
     /// Fills the file, if it is the first client.
     fn new(address: SocketAddr, owner: &'static str, fills: bool) -> Self {
         let mut connection = Connection::new(address);
-        let _ = set_tcp_congestion(&connection.stream, CONGESTION_CONTROL);
         let mut first = Slot::new(&mut connection, owner.as_bytes());
         if fills {
             let data = vec![0x5a; 1 << 20];
