@@ -8,6 +8,8 @@ use std::process::Command;
 
 use serde::Deserialize;
 
+use strsim::levenshtein as distance;
+
 use crate::metadata;
 use crate::process::{self, cargo};
 
@@ -150,21 +152,6 @@ fn check_name(name: &str, planted: &[String]) -> Result<(), String> {
             names.join(", ")
         ),
     })
-}
-
-/// The number of characters to insert, remove or replace that make one name the other.
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (above, of_one) in (1..).zip(one.chars()) {
-        let mut diagonal = std::mem::replace(&mut row[0], above);
-        for (column, of_other) in (1..).zip(&other) {
-            let replaced = diagonal + usize::from(of_one != *of_other);
-            let least = replaced.min(row[column] + 1).min(row[column - 1] + 1);
-            diagonal = std::mem::replace(&mut row[column], least);
-        }
-    }
-    row[other.len()]
 }
 
 /// Whether the simulation has to look for any of these defects; no names stand for all. `list` has those
