@@ -96,11 +96,11 @@ async fn evicted(shared: &ControlState, wanted: &str) -> Result<usize, Refused> 
 
 fn service(shared: &ControlState) -> Result<Arc<Files>, Refused> {
     let files = shared.observatory().files();
-    let is_used = files.is_used();
-    is_used.then_some(files).ok_or_else(|| {
-        let text = "no files are served: the configuration has no file_listener";
-        (StatusCode::NOT_FOUND, text.to_owned())
-    })
+    if files.is_used() {
+        return Ok(files);
+    }
+    let text = "no files are served: the configuration has no file_listener";
+    Err((StatusCode::NOT_FOUND, text.to_owned()))
 }
 
 /// The response of the reactor.

@@ -174,7 +174,7 @@ pub(crate) struct Sources {
     /// The clock of the reactors.
     pub(crate) clock: TscClock,
     pub(crate) transports: Vec<TransportCounters>,
-    /// The file service, if there is one.
+    /// The file service.
     pub(crate) files: Arc<Files>,
     /// The copies of devices.
     pub(crate) copies: Arc<Copies>,
