@@ -364,9 +364,6 @@ impl FileServer {
             Storage::Disk(disk) => Ok(own(disk, pool)),
             Storage::Ram(_) => unreachable!("a volume in memory has nothing to store"),
         };
-        if let Storage::Disk(disk) = &self.storage {
-            disk.set_behaviour(self.failing(IDEAL, failures, failures));
-        }
         let parts = stored::prepare_parts(&options, volumes, now, disk_of);
         if let Storage::Disk(disk) = &self.storage {
             disk.set_behaviour(self.behaviour);
@@ -419,7 +416,8 @@ impl FileServer {
         })
     }
 
-    /// Opens the device and the volume on it; `None` if that fails because the device does.
+    /// Opens the device and the volume on it; `None` if that fails because the device does. A disk
+    /// goes on failing as often until the shares are there.
     fn open(&mut self, pool: &hugemem::Pool, failures: u32) -> Result<Option<Opened>, String> {
         let volatile = VolatileOptions {
             uuid: Uuid([self.starts as u8; 16]),
@@ -456,7 +454,6 @@ impl FileServer {
                     }
                     Backing::Ram | Backing::Volatile => Volume::volatile(&volatile),
                 };
-                disk.set_behaviour(self.behaviour);
                 Ok(Some(Opened {
                     device: Arc::new(disk.clone()),
                     memory: None,
