@@ -274,11 +274,8 @@ impl Server {
             return Err(Status::NOSPC);
         }
         let has_sessions = |it: &Client| !it.sessions.is_empty();
-        while !self.has_room_for_session(args) {
-            if !self.yield_longest_silent(key, now, has_sessions) {
-                break;
-            }
-        }
+        // Without, it gets fewer slots, or the error.
+        self.make_room(key, now, has_sessions, |it| it.has_room_for_session(args));
         let (created, session) = self.new_session(key, args)?;
         let client = self.clients.get(key).ok_or(Status::STALE_CLIENTID)?;
         let (previous, _) = self.records_of(&client.owner);
@@ -322,20 +319,23 @@ impl Server {
         }
     }
 
-    /// Removes the client whose lease has expired for the longest time of those that hold something,
-    /// so that `own` gets it. Returns false if there is none.
-    pub(crate) fn yield_longest_silent(
+    /// Removes clients whose lease has expired, the longest silent first, of those that hold something,
+    /// until `own` has room for more of it. Returns whether it has.
+    pub(crate) fn make_room(
         &mut self,
         own: Key,
         now: &Now,
         holds: impl Fn(&Client) -> bool,
+        has_room: impl Fn(&Self) -> bool,
     ) -> bool {
-        let others = self.clients.iter().filter(|(key, _)| *key != own);
-        let expired = others.filter(|(_, it)| it.is_expired(now) && holds(it));
-        let Some((key, _)) = expired.min_by_key(|(_, it)| it.renewed_ms) else {
-            return false;
-        };
-        self.expire_client(key);
+        while !has_room(self) {
+            let others = self.clients.iter().filter(|(key, _)| *key != own);
+            let expired = others.filter(|(_, it)| it.is_expired(now) && holds(it));
+            let Some((key, _)) = expired.min_by_key(|(_, it)| it.renewed_ms) else {
+                return false;
+            };
+            self.expire_client(key);
+        }
         true
     }
 

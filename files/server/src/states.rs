@@ -294,12 +294,11 @@ impl Server {
         if client.states.len() >= STATES_PER_CLIENT_MAX {
             return Err(Status::NOSPC);
         }
-        while self.states.table.is_full() {
-            if !self.yield_longest_silent(key, now, Client::has_state) {
-                return Err(Status::DELAY);
-            }
+        let has_room = |it: &Self| !it.states.table.is_full();
+        match self.make_room(key, now, Client::has_state, has_room) {
+            true => Ok(()),
+            false => Err(Status::DELAY),
         }
-        Ok(())
     }
 
     /// Adds a state, whose room was checked.

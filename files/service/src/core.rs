@@ -579,6 +579,12 @@ impl FileCore {
         moved
     }
 
+    /// Whether records of clients are stored, of which a signal tells.
+    #[must_use]
+    pub fn keeps_records(&self) -> bool {
+        self.records.is_some()
+    }
+
     /// Hands out new records of clients, and continues the jobs whose records are stored.
     fn store_records(&mut self, now: Nanos) -> usize {
         let Some(records) = &mut self.records else {

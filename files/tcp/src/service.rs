@@ -59,8 +59,6 @@ pub struct FileService<N: Network = Sockets> {
     /// since when.
     lending: Vec<(ConnectionKey, u64)>,
     next_tick_ms: u64,
-    /// Whether the network reports stored records.
-    has_signals: bool,
 }
 
 impl<N: Network> FileService<N> {
@@ -83,7 +81,6 @@ impl<N: Network> FileService<N> {
             counters,
             messages,
         } = options;
-        let has_signals = records.is_some();
         if let Some(records) = &records {
             network.add_signal(records.wake_source())?;
         }
@@ -105,7 +102,6 @@ impl<N: Network> FileService<N> {
             sent_to: Vec::with_capacity(CONNECTIONS_MAX),
             lending: Vec::with_capacity(CONNECTIONS_MAX),
             next_tick_ms: 0,
-            has_signals,
         })
     }
 
@@ -142,7 +138,9 @@ impl<N: Network> FileService<N> {
 
     /// Whether nothing can become ready, which is so in an appliance that serves no files.
     fn is_unused(&self) -> bool {
-        self.network.listeners() == 0 && self.connections.is_empty() && !self.has_signals
+        self.network.listeners() == 0
+            && self.connections.is_empty()
+            && !self.core_mut().keeps_records()
     }
 
     /// Accepts connections of all listeners. Those beyond the limit stay in the backlog.

@@ -182,14 +182,11 @@ impl Server {
     /// # Errors
     /// `NFS4ERR_DELAY`: the protocol has no status for this limit.
     fn check_lock_room(&mut self, file: FileId, client: Key, now: &Now) -> Result<(), Refusal> {
-        while self.states.lock_count + 2 > LOCKS_MAX {
-            if !self.yield_longest_silent(client, now, Client::has_state) {
-                return Err(Status::DELAY.into());
-            }
-        }
+        let has_room = |it: &Self| it.states.lock_count + 2 <= LOCKS_MAX;
+        let has_room = self.make_room(client, now, Client::has_state, has_room);
         let of_file = self.states.files.get(&file);
         let count = of_file.map_or(0, |it| it.locks.len());
-        match count + 2 <= LOCKS_PER_FILE_MAX {
+        match has_room && count + 2 <= LOCKS_PER_FILE_MAX {
             true => Ok(()),
             false => Err(Status::DELAY.into()),
         }
