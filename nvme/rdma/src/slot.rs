@@ -8,7 +8,7 @@
 
 use hugemem::{Data, Lease};
 use nvme_spec::Cqe;
-use nvme_target::{Timing, Work};
+use nvme_target::{Completed, Timing, Work};
 
 use crate::posted::ReadBuffer;
 
@@ -69,4 +69,16 @@ pub(crate) struct Response {
     pub(crate) data: Option<Data>,
     pub(crate) bytes: u32,
     pub(crate) timing: Timing,
+}
+
+impl From<Completed> for Response {
+    #[inline(always)]
+    fn from(done: Completed) -> Self {
+        Self {
+            capsule: done.response,
+            data: done.data,
+            bytes: done.bytes,
+            timing: done.timing,
+        }
+    }
 }

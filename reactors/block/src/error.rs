@@ -64,6 +64,24 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// Whether a request whose data was in memory of a device may succeed through the arena.
+    /// `is_valid`: whether that memory still has its content.
+    #[must_use]
+    pub fn is_of_memory(self, is_valid: bool) -> bool {
+        match self {
+            // They say more about the device than about the memory, or the device may still execute
+            // the request.
+            Self::Removed | Self::Aborted | Self::Damaged => false,
+            Self::MediaRead | Self::MediaWrite | Self::NoSpace | Self::ReadOnly => !is_valid,
+            Self::OutOfRange
+            | Self::Unaligned
+            | Self::CompareMismatch
+            | Self::Interrupted
+            | Self::Unsupported
+            | Self::Internal => true,
+        }
+    }
+
     /// Maps a kernel error number, given the direction of the transfer.
     ///
     /// Numbers that the table does not name are media errors: the kernel failed the transfer, and

@@ -382,20 +382,7 @@ impl<P: Provider> Connection<P> {
     /// room.
     #[inline(never)]
     fn send_from_device(&mut self, cx: &mut Context<'_, P>, slot: u16, done: Completed) {
-        let Completed {
-            response: capsule,
-            data,
-            bytes,
-            timing,
-            ..
-        } = done;
-        let response = Response {
-            capsule,
-            data,
-            bytes,
-            timing,
-        };
-        self.send_response(cx, slot, response);
+        self.send_response(cx, slot, done.into());
     }
 
     /// Number of writes for a response whose data is in memory of a device.

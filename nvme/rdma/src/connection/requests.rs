@@ -356,20 +356,7 @@ impl<P: Provider> Requests<Context<'_, P>> for Connection<P> {
             }
             self.in_device.release(slot);
         }
-        let Completed {
-            response: capsule,
-            data,
-            bytes,
-            timing,
-            ..
-        } = done;
-        let response = Response {
-            capsule,
-            data,
-            bytes,
-            timing,
-        };
-        self.send_response(cx, slot, response);
+        self.send_response(cx, slot, done.into());
     }
 }
 

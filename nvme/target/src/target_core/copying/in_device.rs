@@ -106,20 +106,7 @@ impl TargetCore {
             return false;
         };
         memory.lease.complete();
-        let is_of_memory = match error {
-            // They say more about the device than about the memory.
-            DeviceError::Removed | DeviceError::Aborted | DeviceError::Damaged => false,
-            DeviceError::MediaRead
-            | DeviceError::MediaWrite
-            | DeviceError::NoSpace
-            | DeviceError::ReadOnly => !memory.lease.is_valid(),
-            DeviceError::OutOfRange
-            | DeviceError::Unaligned
-            | DeviceError::CompareMismatch
-            | DeviceError::Interrupted
-            | DeviceError::Unsupported
-            | DeviceError::Internal => true,
-        };
+        let is_of_memory = error.is_of_memory(memory.lease.is_valid());
         is_of_memory && self.use_lease(tag, HostPathReason::Failed)
     }
 

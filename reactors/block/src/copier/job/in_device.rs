@@ -7,25 +7,6 @@ use super::{Access, InFlight, Job, Way};
 use crate::copier::DEVICE_MEMORY_FAILURES_MAX;
 use crate::error::DeviceError;
 
-/// Whether the same piece through the arena may have another result. `is_valid`: whether the memory still has its
-/// content.
-fn is_of_memory(error: DeviceError, is_valid: bool) -> bool {
-    match error {
-        // They say more about the device than about the memory, or the device may still execute the request.
-        DeviceError::Removed | DeviceError::Aborted | DeviceError::Damaged => false,
-        DeviceError::MediaRead
-        | DeviceError::MediaWrite
-        | DeviceError::NoSpace
-        | DeviceError::ReadOnly => !is_valid,
-        DeviceError::OutOfRange
-        | DeviceError::Unaligned
-        | DeviceError::CompareMismatch
-        | DeviceError::Interrupted
-        | DeviceError::Unsupported
-        | DeviceError::Internal => true,
-    }
-}
-
 impl Job {
     /// Memory of one of the devices for a piece, if the copy uses it and a slice is free.
     /// Returns the most blocks that it may have, too.
@@ -47,7 +28,7 @@ impl Job {
         (error, is_valid): (DeviceError, bool),
         access: &Access<'_>,
     ) {
-        let has_other_way = is_of_memory(error, is_valid);
+        let has_other_way = error.is_of_memory(is_valid);
         if self.leave_to(Way::Arena, piece, (error, has_other_way), access) {
             self.device_memory_failures += 1;
             self.progress.count_device_memory_failure();
