@@ -28,7 +28,7 @@ use crate::error::{Failure, with_causes};
 use crate::event_loop::RealTime;
 use crate::exports;
 use crate::fabrics::Fabrics;
-use crate::files::Files;
+use crate::files::{self, Files, RdmaListeners};
 use crate::handover::Passed;
 use crate::identities::Identities;
 use crate::keys::Keys;
@@ -109,6 +109,7 @@ type MakeRdma<'e> = Box<dyn FnOnce(usize) -> Arc<dyn LateTransport> + 'e>;
 pub(crate) struct Environment<'e> {
     pub(crate) bus: MakeBus<'e>,
     pub(crate) rdma: MakeRdma<'e>,
+    pub(crate) file_rdma: Arc<dyn RdmaListeners>,
     pub(crate) extra_services: Vec<Arc<dyn Service>>,
     /// What an earlier process has passed, which this one continues.
     pub(crate) passed: Option<Passed>,
@@ -120,6 +121,7 @@ impl Default for Environment<'_> {
         Self {
             bus: Box::new(nvme::system_bus),
             rdma: Box::new(system_rdma),
+            file_rdma: files::system_rdma(),
             extra_services: Vec::new(),
             passed: None,
         }
@@ -160,6 +162,7 @@ impl Appliance {
         let Environment {
             bus,
             rdma,
+            file_rdma,
             extra_services,
             passed,
         } = environment;
@@ -236,7 +239,7 @@ impl Appliance {
             messages: PerReactor::new(messages),
         };
         let mut services: Vec<Arc<dyn Service>> = vec![Arc::new(fabrics)];
-        let files = Files::prepare(&config, &devices, &arena, (state, &cores))?;
+        let files = Files::prepare(&config, &devices, &arena, file_rdma, (state, &cores))?;
         services.push(files.clone());
         let copies = Arc::new(Copies::new(cores.len()));
         services.push(copies.clone());

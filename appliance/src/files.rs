@@ -5,6 +5,7 @@ mod changes;
 mod lost;
 #[cfg_attr(not(feature = "verbs"), path = "files/without_rdma.rs")]
 mod rdma;
+mod rdma_listeners;
 mod reactor_disk;
 #[cfg(test)]
 mod tests;
@@ -33,7 +34,7 @@ use files_tcp::{
     DeviceOfVolume, FileMessage, FilePoller, FileService, FileServiceOptions, RecordStore,
     ServiceCounters, Sockets, VolumeLevels, system_time,
 };
-use hugemem::{Arena, Pool};
+use hugemem::{Arena, Pool, Region};
 use nvme_target::DeviceIndex;
 use reactors::ring::Receiver;
 use reactors::{Clock as _, InitError, Nanos, ReactorHandle, ReactorSetup};
@@ -46,9 +47,13 @@ use crate::messages::{MessageRings, NoResponse};
 use crate::reactor_setup::{ReactorParts, Service};
 use crate::state_directory::StateDirectory;
 use crate::volumes::{self, Obstacle, VolumeError};
-pub(crate) use changes::{PreparedListener, bind};
+pub(crate) use changes::PreparedListener;
 use lost::Loss;
-use rdma::{FileEndpoint, FileMemory};
+pub(crate) use rdma::system as system_rdma;
+#[cfg(all(test, feature = "verbs"))]
+pub(crate) use rdma::{FileRdma, System as FileRdmaSystem};
+use rdma_listeners::FileContext;
+pub(crate) use rdma_listeners::RdmaListeners;
 
 /// The reactor of the service.
 const REACTOR: usize = 0;
@@ -120,8 +125,6 @@ struct Parts {
     server: ServerOptions,
     devices: Vec<DeviceOfVolume>,
     listeners: Vec<TcpListener>,
-    /// Devices and listeners over RDMA, if there are any.
-    endpoint: Option<FileEndpoint>,
     records: Option<FileClientsStore>,
     messages: Receiver<FileMessage>,
 }
@@ -131,8 +134,9 @@ struct Parts {
 pub(crate) struct BoundListener {
     pub(crate) name: Name,
     pub(crate) address: SocketAddr,
-    /// Its number in the service over TCP; `None` over RDMA.
-    number: Option<u32>,
+    transport: Transport,
+    /// Its number in the service over its transport.
+    number: u32,
 }
 
 /// A volume that is served.
@@ -147,17 +151,15 @@ pub(crate) struct ServedVolume {
 /// The service of the whole appliance.
 pub(crate) struct Files {
     listeners: ArcSwap<Vec<BoundListener>>,
-    /// The number of the next listener over TCP. The control path only.
+    /// The number of the next listener. The control path only.
     next_listener: AtomicU32,
-    /// The memory of network cards, with listeners over RDMA.
-    rdma_memory: Option<FileMemory>,
+    rdma: Arc<dyn RdmaListeners>,
     /// Where clients are recorded, if they are not although there is a place: what it has is of an
     /// earlier server.
     unused_records: Option<PathBuf>,
     messages: MessageRings<FileMessage>,
     server: Arc<ServerCounters>,
     service: Arc<ServiceCounters>,
-    rdma: Arc<RdmaCounters>,
     volumes: ArcSwap<Vec<ServedVolume>>,
     /// The volumes whose device is gone. The control path only.
     losses: Mutex<Vec<Loss>>,
@@ -175,36 +177,10 @@ impl Files {
         config: &Config,
         devices: &Devices,
         arena: &Arc<Arena>,
+        rdma: Arc<dyn RdmaListeners>,
         (state, cores): (&StateDirectory, &[usize]),
     ) -> Result<Arc<Self>, Failure> {
-        let mut sockets = Vec::new();
-        let mut listeners = Vec::new();
-        let mut endpoint = None;
-        for listener in &config.files.listeners {
-            let (address, number) = match listener.transport {
-                Transport::Tcp => {
-                    let socket = listen(listener)?;
-                    let address = socket.local_addr()?;
-                    let number = sockets.len() as u32;
-                    sockets.push(socket);
-                    (address, Some(number))
-                }
-                Transport::Rdma => {
-                    if endpoint.is_none() {
-                        let volumes = config.files.volumes.iter().map(|it| &it.device);
-                        let regions = devices.regions_of(arena, volumes);
-                        endpoint = Some(FileEndpoint::open(listener, &regions)?);
-                    }
-                    let endpoint = endpoint.as_mut().expect("it was opened");
-                    (endpoint.listen(listener)?, None)
-                }
-            };
-            listeners.push(BoundListener {
-                name: listener.name.clone(),
-                address,
-                number,
-            });
-        }
+        let (sockets, listeners) = bind_all(config, devices, arena, &*rdma)?;
         let pool = arena.pool(WAITERS_MAX);
         let mut volumes = Vec::new();
         let mut of_volumes = Vec::new();
@@ -256,24 +232,21 @@ impl Files {
             }
         }
         let (messages, receivers) = MessageRings::new(1);
-        let rdma_memory = endpoint.as_ref().map(FileEndpoint::memory);
         let parts = Parts {
             server,
             devices: of_volumes,
             listeners: sockets,
-            endpoint,
             records,
             messages: receivers.into_iter().next().expect("one reactor"),
         };
         Ok(Arc::new(Self {
             next_listener: AtomicU32::new(listeners.len() as u32),
             listeners: ArcSwap::from_pointee(listeners),
-            rdma_memory,
+            rdma,
             unused_records,
             messages,
             server: counters,
             service: Arc::default(),
-            rdma: Arc::default(),
             volumes: ArcSwap::from_pointee(served),
             losses: Mutex::default(),
             shares: ArcSwap::from_pointee(of_shares),
@@ -300,7 +273,12 @@ impl Files {
     }
 
     pub(crate) fn rdma_counters(&self) -> &RdmaCounters {
-        &self.rdma
+        self.rdma.counters()
+    }
+
+    /// Number of RDMA devices that serve no files any more and have not returned.
+    pub(crate) fn rdma_devices_missing(&self) -> usize {
+        self.rdma.missing()
     }
 
     /// The volumes.
@@ -341,7 +319,9 @@ impl Files {
 
     /// Makes every message wake the reactor from now on.
     pub(crate) fn set_wakers(&self, reactors: &[ReactorHandle]) {
-        self.messages.set_wakers(&reactors[REACTOR..=REACTOR]);
+        let own = &reactors[REACTOR..=REACTOR];
+        self.messages.set_wakers(own);
+        self.rdma.set_wakers(own);
     }
 
     /// Asks the reactor for the list of clients.
@@ -392,11 +372,10 @@ impl Service for Files {
             counters: Arc::clone(&self.service),
             messages: Some(own.messages),
         })?;
-        if let Some(endpoint) = own.endpoint {
-            let core = Rc::clone(service.core());
-            let (arena, counters) = (Arc::clone(&parts.arena), Arc::clone(&self.rdma));
-            setup.register(endpoint.into_poller(core, arena, counters)?)?;
-        }
+        setup.register(self.rdma.poller(FileContext {
+            core: Rc::clone(service.core()),
+            arena: Arc::clone(&parts.arena),
+        })?)?;
         let service = Rc::new(RefCell::new(service));
         parts.devices.add(service.clone());
         setup.register(Box::new(FilePoller::new(service)?))?;
@@ -453,6 +432,51 @@ fn start(now: Nanos) -> Now {
             nanoseconds: since.subsec_nanos(),
         },
     }
+}
+
+/// The sockets of the listeners over TCP, by number, and all bound listeners.
+type AllBound = (Vec<TcpListener>, Vec<BoundListener>);
+
+/// Binds the listeners of a configuration.
+fn bind_all(
+    config: &Config,
+    devices: &Devices,
+    arena: &Arena,
+    rdma: &dyn RdmaListeners,
+) -> Result<AllBound, Failure> {
+    let mut sockets = Vec::new();
+    let mut listeners = Vec::new();
+    for (index, listener) in config.files.listeners.iter().enumerate() {
+        let (address, number) = match listener.transport {
+            Transport::Tcp => {
+                let socket = listen(listener)?;
+                let address = socket.local_addr()?;
+                sockets.push(socket);
+                (address, sockets.len() - 1)
+            }
+            Transport::Rdma => {
+                let memory = registered_memory(config, devices, arena);
+                (rdma.bind(index as u32, listener, &memory)?, index)
+            }
+        };
+        listeners.push(BoundListener {
+            name: listener.name.clone(),
+            address,
+            transport: listener.transport,
+            number: number as u32,
+        });
+    }
+    Ok((sockets, listeners))
+}
+
+/// The memory that data of files are in: of the arena, and of the RAM devices of volumes.
+pub(crate) fn registered_memory<'m>(
+    config: &'m Config,
+    devices: &'m Devices,
+    arena: &'m Arena,
+) -> Vec<&'m Region> {
+    let volumes = config.files.volumes.iter().map(|it| &it.device);
+    devices.regions_of(arena, volumes)
 }
 
 fn listen(at: &FileListener) -> Result<TcpListener, FilesError> {

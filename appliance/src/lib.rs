@@ -37,6 +37,8 @@ mod identities;
 mod key;
 mod key_files;
 mod keys;
+#[cfg(feature = "verbs")]
+mod late_poller;
 mod limits;
 mod load;
 mod manual;
@@ -49,6 +51,8 @@ mod pacing;
 #[cfg(feature = "probe")]
 pub mod probe;
 mod quantity;
+#[cfg(feature = "verbs")]
+mod rdma_devices;
 mod reactor_setup;
 mod reconciler;
 mod requests;

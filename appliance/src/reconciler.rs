@@ -27,7 +27,7 @@ use crate::error::with_causes;
 use crate::event_loop::{EventLoop, aside};
 use crate::exports::Ports;
 use crate::fabrics::ControlMessage;
-use crate::files::Files;
+use crate::files::{self, Files};
 use crate::health_reporter::HealthReporter;
 use crate::keys::{Keys, TlsKeyUse, tls_table};
 use crate::messages::MessageRings;
@@ -183,6 +183,7 @@ impl Reconciler {
     pub(crate) fn restore(&self, event_loop: &mut dyn EventLoop) {
         if let Some(files) = &self.files {
             files.restore(&self.config.files, &self.devices, event_loop);
+            files.restore_rdma(&self.file_memory(), event_loop);
         }
         for transport in &self.transports {
             let ports = self.ports_of(transport.name());
@@ -218,12 +219,23 @@ impl Reconciler {
         arena.map_or_else(Vec::new, |arena| self.devices.regions(arena))
     }
 
+    /// The memory that data of files are in.
+    fn file_memory(&self) -> Vec<&Region> {
+        let arena = self.arena.as_deref();
+        arena.map_or_else(Vec::new, |arena| {
+            files::registered_memory(&self.config, &self.devices, arena)
+        })
+    }
+
     /// Releases the network cards of transports without a listener.
     fn release_transports(&self, event_loop: &mut dyn EventLoop) {
         for transport in &self.transports {
             if self.ports_of(transport.name()).is_empty() {
                 transport.release(event_loop);
             }
+        }
+        if let Some(files) = &self.files {
+            files.release_rdma(event_loop);
         }
     }
 

@@ -7,8 +7,6 @@
 
 #[cfg_attr(not(feature = "verbs"), path = "transports/without_rdma.rs")]
 mod rdma;
-#[cfg(feature = "verbs")]
-mod slot;
 mod tcp;
 
 #[cfg(all(test, feature = "verbs"))]

@@ -11,7 +11,7 @@ use std::fmt;
 use crate::files::{FileListener, Files, Share, Volume};
 use crate::model::{
     Access, AnaEntry, Backing, Config, Device, DriveNamespace, Export, HostAuthentication, Key,
-    Listener, Mask, MaskedAccess, Namespace, RateLimit, RateScope, Transport,
+    Listener, Mask, MaskedAccess, Namespace, RateLimit, RateScope,
 };
 use crate::table::Table;
 use crate::value::{ByteSize, ControllerIds, ModelNumber, Name, Nqn, Period, SerialNumber};
@@ -168,9 +168,9 @@ pub enum Step {
     },
     /// Replaces the rate limits. Limits of removed devices and exports end before these are removed.
     ChangeRateLimits(Vec<RateLimit>),
-    /// Stops serving files at a listener over TCP, and closes its connections.
+    /// Stops serving files at a listener, and closes its connections.
     RemoveFileListener(Name),
-    /// Serves files at one more listener over TCP.
+    /// Serves files at one more listener.
     AddFileListener(FileListener),
     /// Stops serving a volume, which has no share any more.
     RemoveVolume(Name),
@@ -541,10 +541,6 @@ impl Config {
             control: running.control.clone(),
             ..self.clone()
         };
-        let is_tcp = |it: &FileListener| it.transport == Transport::Tcp;
-        config.files.listeners.retain(is_tcp);
-        let rdma = running.files.listeners_of(Transport::Rdma);
-        config.files.listeners.extend(rdma.cloned());
         config.appliance.take_live(&self.appliance);
         config.limits.take_live(&self.limits);
         config
@@ -569,7 +565,7 @@ impl Comparison<'_> {
     /// shares that are left.
     fn push_file_removals(&self, steps: &mut Vec<Step>) -> Vec<Share> {
         let (running, wanted) = (&self.running.files, &self.wanted.files);
-        for listener in running.listeners_of(Transport::Tcp) {
+        for listener in &running.listeners {
             if wanted.listener(&listener.name) != Some(listener) {
                 steps.push(Step::RemoveFileListener(listener.name.clone()));
             }
@@ -597,7 +593,7 @@ impl Comparison<'_> {
             }
         }
         steps.extend(change_of_shares(kept_shares, &wanted.shares));
-        for listener in wanted.listeners_of(Transport::Tcp) {
+        for listener in &wanted.listeners {
             if running.listener(&listener.name) != Some(listener) {
                 steps.push(Step::AddFileListener(listener.clone()));
             }
@@ -911,11 +907,6 @@ fn restarts(running: &Config, wanted: &Config) -> Vec<Step> {
     );
     restarts_of("limits", &running.limits, &wanted.limits, &mut steps);
     restarts_of("control", &running.control, &wanted.control, &mut steps);
-    let (now, then) = (&running.files, &wanted.files);
-    let rdma = |files: &Files| -> Vec<FileListener> {
-        files.listeners_of(Transport::Rdma).cloned().collect()
-    };
-    restart_of_list("file_listener", &rdma(now), &rdma(then), &mut steps);
     steps
 }
 
@@ -945,26 +936,6 @@ fn change_of_shares(running: &[Share], wanted: &[Share]) -> Option<Step> {
         changed,
         removed,
     })
-}
-
-/// Tables that only a restart changes.
-fn restart_of_list<T: Table>(path: &str, running: &[T], wanted: &[T], steps: &mut Vec<Step>) {
-    let names = |tables: &[T]| {
-        let lines = tables.iter().flat_map(Table::lines);
-        let values = lines.filter_map(|line| Some(format!("{} {}", line.key, line.value?)));
-        match tables.is_empty() {
-            true => "none".to_owned(),
-            false => values.collect::<Vec<_>>().join(", "),
-        }
-    };
-    let (from, to) = (names(running), names(wanted));
-    if from != to {
-        steps.push(Step::Restart {
-            key: path.to_owned(),
-            from,
-            to,
-        });
-    }
 }
 
 fn restarts_of<T: Table>(path: &str, running: &T, wanted: &T, steps: &mut Vec<Step>) {

@@ -35,6 +35,7 @@ mod cache;
 mod completion;
 mod connection;
 mod device;
+mod domains;
 mod error;
 mod memory;
 mod provider;
@@ -53,6 +54,7 @@ pub use device::{
     DeviceEvent, DeviceIndex, DeviceLimits, QueuePairCapacity, QueuePairFault, QueuePairState,
     Transport,
 };
+pub use domains::{DeviceError, Domains, FitnessCheck, Registered, Unfit};
 pub use error::{Error, FlushError, PostError, Unavailable};
 pub use memory::{Access, DeviceRange, MemoryRange};
 pub use provider::{

@@ -79,6 +79,14 @@ impl<P: Provider> DomainMemory<P> {
         Ok(())
     }
 
+    /// Whether the region is registered.
+    #[must_use]
+    pub fn has_region(&self, region: &Region) -> bool {
+        let map = self.map();
+        let mut registrations = map.registrations.iter();
+        registrations.any(|it| it.address() == region.base_address())
+    }
+
     /// Registers memory of another device, until it [ends](hugemem::DeviceMemory::revoke_exports).
     /// Does nothing if it is registered already.
     ///

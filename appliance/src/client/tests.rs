@@ -63,6 +63,7 @@ pub(crate) fn status() -> Status {
             "requests": 100, "replays": 0, "clients": 1, "sessions": 1, "opens": 4, "locks": 5,
             "clients_expired": 0, "clients_evicted": 0, "read_bytes_borrowed": 0, "read_bytes_copied": 0,
             "write_bytes_inline": 0, "write_bytes_copied": 0, "write_bytes_fetched": 0, "rdma_connections": 0,
+            "rdma_devices_missing": 0, "rdma_listeners_down": 0,
             "rdma_connections_failed": 0, "rdma_calls_refused": 0, "rdma_bytes_written": 0, "rdma_bytes_read": 0,
             "in_grace": false},
             "volumes": [{"name": "scratch", "device": "ram0", "served": true, "durable": true,

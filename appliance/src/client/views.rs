@@ -8,7 +8,7 @@ use super::delta::{Rates, StatusDelta};
 use crate::observe::model::{
     BUFFER_WAIT_MAX_NS, ControllerKind, DeviceState, DeviceStatus, Event, FileOperationStatus,
     FilesStatus, HostStatus, Latency, PaceStatus, Percentiles, RateLimitStatus, ReactorStatus,
-    Severity, ShareStatus, Status, lost_rdma,
+    Severity, ShareStatus, Status,
 };
 use crate::observe::observation::{lost_volume, read_only_volume};
 use crate::quantity;
@@ -644,7 +644,7 @@ pub(crate) fn active_problems(status: &Status) -> Vec<String> {
             active_problems.push(format!("volume {} is not served", volume.name));
         }
     }
-    active_problems.extend(lost_rdma(&status.transports));
+    active_problems.extend(status.lost_rdma());
     for class in status.memory.classes.iter().filter(|it| it.waiting > 0) {
         active_problems.push(format!(
             "{} requests wait for a buffer of {}: raise `memory` in [appliance] as recommended by \

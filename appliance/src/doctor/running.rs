@@ -10,8 +10,7 @@ use appliance_config::{Config, ControlSocket};
 use super::{Finding, volumes};
 use crate::client::{Client, SocketArguments};
 use crate::observe::model::{
-    self, AnaStatus, AnaWord, BUFFER_WAIT_MAX_NS, DeviceStatus, DriveMemoryStatus, MemoryStatus,
-    Status, TransportTotals,
+    AnaStatus, AnaWord, BUFFER_WAIT_MAX_NS, DeviceStatus, DriveMemoryStatus, MemoryStatus, Status,
 };
 use crate::observe::status;
 use crate::operator_states::OperatorStates;
@@ -33,16 +32,15 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
     findings.extend(status.devices.iter().filter_map(data_path_of));
     findings.extend(status.files.iter().flat_map(volumes::of));
     findings.extend(inaccessible_groups(&status.ana));
-    findings.extend(lost_rdma(&status.transports));
+    findings.extend(status.lost_rdma().map(rdma_finding));
     findings
 }
 
 /// Whether an RDMA device is lost, or a listener has none. Both are used again when they return.
-fn lost_rdma(transports: &TransportTotals) -> Option<Finding> {
-    let text = model::lost_rdma(transports)?;
+fn rdma_finding(text: String) -> Finding {
     let fix = "restore the device or the address, as `rdma link show` lists them: the appliance \
                looks for them every 5 s; the log names them";
-    Some(Finding::broken("running", text, fix))
+    Finding::broken("running", text, fix)
 }
 
 fn ask(config: &Config) -> Option<Status> {
@@ -203,7 +201,7 @@ mod tests {
 
     use super::*;
     use crate::doctor::Verdict;
-    use crate::observe::model::Totals;
+    use crate::observe::model::{self, Totals, TransportTotals};
 
     #[test]
     fn damaged_device_verdict_is_broken() {
@@ -306,13 +304,20 @@ mod tests {
 
     #[test]
     fn lost_rdma_device_and_listener_are_reported() {
+        let lost_rdma = |transports: &TransportTotals, of_files| {
+            model::lost_rdma(transports, of_files).map(rdma_finding)
+        };
         let with = |values: &[(&str, u64)]| {
             let values = values
                 .iter()
                 .map(|(name, value)| ((*name).to_owned(), *value));
-            lost_rdma(&BTreeMap::from([("rdma".to_owned(), values.collect())]))
+            let totals = BTreeMap::from([("rdma".to_owned(), values.collect())]);
+            lost_rdma(&totals, Some((0, 0)))
         };
-        assert_eq!(lost_rdma(&BTreeMap::new()), None);
+        assert_eq!(lost_rdma(&BTreeMap::new(), None), None);
+        let of_files = lost_rdma(&BTreeMap::new(), Some((1, 2))).expect("they are missing");
+        let parts = ["1 RDMA device(s)", "2 listener(s)"];
+        assert!(parts.iter().all(|it| of_files.text.contains(it)));
         assert_eq!(with(&[("devices_missing", 0), ("listeners_down", 0)]), None);
         let finding = with(&[("devices_missing", 1)]).expect("one is missing");
         assert_eq!(finding.verdict, Verdict::Broken);

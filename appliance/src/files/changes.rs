@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use appliance_config::{Backing, Config, FileListener, Name, Volume};
+use appliance_config::{Backing, Config, FileListener, Name, Transport, Volume};
 use files_service::{FileMessage, ListenerChange};
 use hugemem::Region;
 
@@ -18,16 +18,11 @@ use crate::event_loop::{EventLoop, aside};
 use crate::volumes::{self, Obstacle, VolumeError};
 
 /// A listener that is bound and not served yet.
-pub(crate) type PreparedListener = (TcpListener, SocketAddr);
-
-/// Binds a listener over TCP.
-///
-/// # Errors
-/// The address is not available.
-pub(crate) fn bind(listener: &FileListener) -> Result<PreparedListener, String> {
-    let bound = listen(listener).map_err(|error| with_causes(&error))?;
-    let address = bound.local_addr().map_err(|error| error.to_string())?;
-    Ok((bound, address))
+pub(crate) struct PreparedListener {
+    address: SocketAddr,
+    number: u32,
+    /// `None` over RDMA: the reactor has it, and rejects its connections.
+    socket: Option<TcpListener>,
 }
 
 impl Files {
@@ -153,6 +148,43 @@ impl Files {
         Ok(is_kept.then_some(removed))
     }
 
+    /// Binds a listener. Over RDMA, the network cards that are not in use yet get access to `memory`;
+    /// without another listener, [`Self::release_rdma`] ends that.
+    ///
+    /// # Errors
+    /// The address or RDMA is not available.
+    pub(crate) fn bind(
+        &self,
+        listener: &FileListener,
+        memory: &[&Region],
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<PreparedListener, String> {
+        let number = self.next_listener.fetch_add(1, Ordering::Relaxed);
+        if listener.transport == Transport::Rdma {
+            let bound = self.rdma.listen(number, listener, memory, event_loop);
+            return Ok(PreparedListener {
+                address: bound.map_err(|error| with_causes(&*error))?,
+                number,
+                socket: None,
+            });
+        }
+        let socket = listen(listener).map_err(|error| with_causes(&error))?;
+        Ok(PreparedListener {
+            address: socket.local_addr().map_err(|error| error.to_string())?,
+            number,
+            socket: Some(socket),
+        })
+    }
+
+    /// Closes a listener that is not served. One over TCP is closed when it is dropped.
+    pub(crate) fn discard(&self, prepared: &PreparedListener, event_loop: &mut dyn EventLoop) {
+        if prepared.socket.is_none()
+            && let Err(error) = self.rdma.close(prepared.number, event_loop)
+        {
+            tracing::error!("listener of {}: {error}", prepared.address);
+        }
+    }
+
     /// Serves files at one more listener.
     ///
     /// # Errors
@@ -160,36 +192,56 @@ impl Files {
     pub(crate) fn add_listener(
         &self,
         listener: &FileListener,
-        (socket, address): PreparedListener,
+        prepared: PreparedListener,
         event_loop: &mut dyn EventLoop,
     ) -> Result<(), String> {
-        let number = self.next_listener.fetch_add(1, Ordering::Relaxed);
-        let add = |reply| {
-            FileMessage::ChangeListener(ListenerChange::Add {
-                number,
-                listener: socket,
-                reply,
-            })
-        };
-        let added = self.messages.ask(REACTOR, event_loop, add);
-        if !added.map_err(|error| error.to_string())? {
-            return Err(format!(
-                "file_listener {}: {address} cannot be watched",
-                listener.name
-            ));
+        let PreparedListener {
+            address,
+            number,
+            socket,
+        } = prepared;
+        match socket {
+            Some(socket) => self.serve_socket(number, socket, event_loop),
+            None => {
+                let opened = self.rdma.open(number, event_loop);
+                opened.map_err(|error| error.to_string())
+            }
         }
+        .map_err(|error| format!("file_listener {}: {address}: {error}", listener.name))?;
         tracing::info!("files are served at {address}");
         let mut listeners = Vec::clone(&self.listeners());
         listeners.push(BoundListener {
             name: listener.name.clone(),
             address,
-            number: Some(number),
+            transport: listener.transport,
+            number,
         });
         self.listeners.store(Arc::new(listeners));
         Ok(())
     }
 
-    /// Closes a listener over TCP with its connections, whose requests continue.
+    /// Accepts the connections of a socket.
+    fn serve_socket(
+        &self,
+        number: u32,
+        listener: TcpListener,
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<(), String> {
+        let add = |reply| {
+            FileMessage::ChangeListener(ListenerChange::Add {
+                number,
+                listener,
+                reply,
+            })
+        };
+        let added = self.messages.ask(REACTOR, event_loop, add);
+        match added.map_err(|error| error.to_string())? {
+            true => Ok(()),
+            false => Err("it cannot be watched".to_owned()),
+        }
+    }
+
+    /// Closes a listener with its connections, whose requests continue.
     ///
     /// # Errors
     /// The reactor does not answer.
@@ -200,13 +252,41 @@ impl Files {
     ) -> Result<(), String> {
         let mut listeners = Vec::clone(&self.listeners());
         let found = listeners.iter().find(|it| it.name == *name);
-        let number = found.and_then(|it| it.number).ok_or("it is not served")?;
-        let remove = |reply| FileMessage::ChangeListener(ListenerChange::Remove { number, reply });
-        let removed = self.messages.ask(REACTOR, event_loop, remove);
-        removed.map_err(|error| error.to_string())?;
+        let found = found.ok_or("it is not served")?;
+        let number = found.number;
+        match found.transport {
+            Transport::Rdma => {
+                let closed = self.rdma.close(number, event_loop);
+                closed.map_err(|error| error.to_string())?;
+            }
+            Transport::Tcp => {
+                let remove =
+                    |reply| FileMessage::ChangeListener(ListenerChange::Remove { number, reply });
+                let removed = self.messages.ask(REACTOR, event_loop, remove);
+                removed.map_err(|error| error.to_string())?;
+            }
+        }
         listeners.retain(|it| it.name != *name);
         self.listeners.store(Arc::new(listeners));
         Ok(())
+    }
+
+    /// Releases the network cards if there is no listener over RDMA.
+    pub(crate) fn release_rdma(&self, event_loop: &mut dyn EventLoop) {
+        if !self.has_rdma_listeners() {
+            self.rdma.release(event_loop);
+        }
+    }
+
+    /// Uses network cards again that were lost and have returned, with `memory`.
+    pub(crate) fn restore_rdma(&self, memory: &[&Region], event_loop: &mut dyn EventLoop) {
+        let has_listeners = self.has_rdma_listeners();
+        self.rdma.restore(has_listeners, memory, event_loop);
+    }
+
+    fn has_rdma_listeners(&self) -> bool {
+        let listeners = self.listeners();
+        listeners.iter().any(|it| it.transport == Transport::Rdma)
     }
 
     /// Registers memory of a device for RDMA.
@@ -214,15 +294,13 @@ impl Files {
     /// # Errors
     /// A network card refuses it.
     fn attach_memory(&self, region: &Region) -> Result<(), String> {
-        let memory = self.rdma_memory.as_ref();
-        memory.map_or(Ok(()), |it| it.attach(region))
+        let attached = self.rdma.attach_memory(region);
+        attached.map_err(|error| with_causes(&*error))
     }
 
     /// Ends the registration of memory that nothing is sent from any more.
     pub(crate) fn detach_memory(&self, region: &Region) {
-        if let Some(memory) = &self.rdma_memory {
-            memory.detach(region);
-        }
+        self.rdma.detach_memory(region);
     }
 
     /// Forgets clients that an earlier server has recorded, because this one records none: otherwise

@@ -84,11 +84,26 @@ pub(crate) struct Status {
 /// Counters and levels by name, of each transport.
 pub(crate) type TransportTotals = BTreeMap<String, BTreeMap<String, u64>>;
 
-/// Describes lost RDMA devices and listeners without a device, if there are any.
-pub(crate) fn lost_rdma(transports: &TransportTotals) -> Option<String> {
-    let counters = transports.get("rdma")?;
-    let count = |name: &str| counters.get(name).copied().unwrap_or(0);
-    let (devices, listeners) = (count("devices_missing"), count("listeners_down"));
+impl Status {
+    /// As [`lost_rdma`].
+    pub(crate) fn lost_rdma(&self) -> Option<String> {
+        let service = self.files.as_ref().map(|it| &it.service);
+        let of_files = service.map(|it| (it.rdma_devices_missing, it.rdma_listeners_down));
+        lost_rdma(&self.transports, of_files)
+    }
+}
+
+/// Describes lost RDMA devices and listeners without a device, if there are any. `of_files`: those of
+/// the file service, which may use the same devices.
+pub(crate) fn lost_rdma(
+    transports: &TransportTotals,
+    of_files: Option<(u64, u64)>,
+) -> Option<String> {
+    let counters = transports.get("rdma");
+    let count = |name: &str| counters.and_then(|it| it.get(name)).copied().unwrap_or(0);
+    let of_files = of_files.unwrap_or_default();
+    let devices = count("devices_missing").max(of_files.0);
+    let listeners = count("listeners_down") + of_files.1;
     (devices + listeners > 0).then(|| {
         format!("{devices} RDMA device(s) are missing, and {listeners} listener(s) have no device")
     })

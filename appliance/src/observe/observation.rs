@@ -130,6 +130,8 @@ pub(crate) struct FileServiceSample {
     pub(crate) write_bytes_copied: u64,
     pub(crate) write_bytes_fetched: u64,
     pub(crate) rdma_connections: u64,
+    pub(crate) rdma_devices_missing: u64,
+    pub(crate) rdma_listeners_down: u64,
     pub(crate) rdma_connections_failed: u64,
     pub(crate) rdma_calls_refused: u64,
     pub(crate) rdma_bytes_written: u64,
@@ -332,7 +334,9 @@ impl Observation {
     /// Lost RDMA devices and listeners without a device, if there are any. Not part of
     /// [`outage`](Self::outage): hosts may use other listeners.
     pub(crate) fn lost_rdma(&self) -> Option<String> {
-        lost_rdma(&self.transport_totals())
+        let service = self.files.as_ref().map(|it| &it.service);
+        let of_files = service.map(|it| (it.rdma_devices_missing, it.rdma_listeners_down));
+        lost_rdma(&self.transport_totals(), of_files)
     }
 
     /// The current connections of a transport, over all reactors.
@@ -413,6 +417,8 @@ fn files(files: &Files) -> FilesSample {
             write_bytes_copied: service.write_bytes_copied.get(),
             write_bytes_fetched: service.write_bytes_fetched.get(),
             rdma_connections: rdma.connections.get(),
+            rdma_devices_missing: files.rdma_devices_missing() as u64,
+            rdma_listeners_down: rdma.listeners_down.get(),
             rdma_connections_failed: rdma.connections_failed.get(),
             rdma_calls_refused: rdma.calls_refused.get(),
             rdma_bytes_written: rdma.bytes_written.get(),

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use hugemem::Arena;
 use nvme_driver::{Drive, DriveCounters};
-use nvme_rdma::{Domains, RdmaCounters};
+use nvme_rdma::RdmaCounters;
 use nvme_target::Target;
 use nvme_tcp::{TcpCounters, TlsCounters};
-use rdma::Provider;
+use rdma::{Domains, Provider};
 use reactors::{ReactorHandle, TscClock};
 
 use crate::copies::Copies;

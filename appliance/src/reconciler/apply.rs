@@ -393,7 +393,7 @@ impl Reconciler {
                     })
                 }
                 Step::AddFileListener(listener) if !self.file_address_conflicts(listener) => {
-                    files::bind(listener).map(|bound| {
+                    self.bind_for_files(listener, event_loop).map(|bound| {
                         prepared.file_listeners.insert(listener.name.clone(), bound);
                     })
                 }
@@ -418,6 +418,10 @@ impl Reconciler {
 
     /// Closes listeners that were bound but are not needed. Their addresses are free afterwards.
     fn discard(&self, prepared: &Prepared, event_loop: &mut dyn EventLoop) {
+        if let Some(files) = &self.files {
+            let listeners = prepared.file_listeners.values();
+            listeners.for_each(|it| files.discard(it, event_loop));
+        }
         for port in prepared.listeners.values() {
             for transport in &self.transports {
                 // No host can be attached: no reactor knows the port's exports.
@@ -487,9 +491,19 @@ impl Reconciler {
         listeners.any(|it| is_alike(it) && it.address.overlaps(address))
     }
 
+    /// Binds a listener of files.
+    pub(super) fn bind_for_files(
+        &self,
+        listener: &FileListener,
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<PreparedListener, String> {
+        let memory = self.file_memory();
+        self.served_files()?.bind(listener, &memory, event_loop)
+    }
+
     /// Whether a running listener of files has the address of `listener`, which is to replace it.
     fn file_address_conflicts(&self, listener: &FileListener) -> bool {
-        let mut running = self.config.files.listeners_of(Transport::Tcp);
+        let mut running = self.config.files.listeners_of(listener.transport);
         running.any(|it| it.address.overlaps(listener.address))
     }
 

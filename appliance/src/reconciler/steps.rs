@@ -12,7 +12,7 @@ use crate::devices::Opened;
 use crate::error::{Failure, with_causes};
 use crate::event_loop::{EventLoop, aside};
 use crate::fabrics::ControlMessage;
-use crate::files::{self, Files};
+use crate::files::Files;
 use crate::observe::model::OutstandingCommands;
 use crate::transports::Listening;
 
@@ -86,7 +86,7 @@ impl Reconciler {
             Step::AddFileListener(listener) => {
                 let bound = match prepared.file_listeners.remove(&listener.name) {
                     Some(bound) => bound,
-                    None => files::bind(listener)?,
+                    None => self.bind_for_files(listener, event_loop)?,
                 };
                 self.served_files()?
                     .add_listener(listener, bound, event_loop)?;
@@ -164,7 +164,7 @@ impl Reconciler {
     }
 
     /// The file service, which exists where a step changes it.
-    fn served_files(&self) -> Result<&Files, String> {
+    pub(super) fn served_files(&self) -> Result<&Files, String> {
         let files = self.files.as_deref();
         files.ok_or_else(|| "no files are served: restart the appliance".to_owned())
     }

@@ -2,6 +2,8 @@
 
 mod ana;
 mod chap;
+#[cfg(feature = "verbs")]
+mod file_rdma;
 mod files;
 mod identity;
 mod lab;

@@ -3,52 +3,36 @@
 //!
 //! Nothing of it exists until the first listener, at start or later. The control thread then opens
 //! the libraries, creates the event channel of each reactor, registers all memory with the network
-//! cards, and gives each reactor its part through a [`TransportSlot`]. The parts stay. The cards are
+//! cards, and gives each reactor its part through a [`LatePoller`]. The parts stay. The cards are
 //! released with the last listener, and used again when they return after a loss.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
 
 use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::{DeviceMemory, Region};
 use nvme_rdma::{
-    ConnectionSet, Domains, ListenAddress, Listeners, Message, PortMessage, PortSettings,
-    RdmaConfig, RdmaCounters, RdmaTransport, SetParts, queue_depth_max,
+    ConnectionSet, ListenAddress, Listeners, Message, PortMessage, PortSettings, RdmaConfig,
+    RdmaCounters, RdmaTransport, SetParts, check_fitness, queue_depth_max,
 };
 use nvme_target::PortId;
-use rdma::{Device, Provider, Unavailable, Verbs};
+use rdma::{Device, Domains, Provider, Unavailable, Verbs};
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
 use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
-use super::slot::{Fill, TransportSlot};
 use super::{LateTransport, Listening, PerReactor, RdmaCard, Transport, TransportContext};
 use crate::error::{Failure, with_causes};
 use crate::event_loop::{EventLoop, aside};
 use crate::exports;
+use crate::late_poller::{Fill, LatePoller};
 use crate::messages::{MessageRings, PendingResponses, PortMessages};
 use crate::observe::sources::{Counts, TransportCounters};
+use crate::rdma_devices::{ListenError, Search, register};
 
 /// Connection requests and events that may be in flight between two reactors.
 const MESSAGES_MAX: usize = 256;
-
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ListenError {
-    #[error("listener {name}: {cause}: {}", .cause.remedy())]
-    NoRdma { name: String, cause: Unavailable },
-    #[error("listener {name} cannot listen on {address}")]
-    Bind {
-        name: String,
-        address: SocketAddr,
-        #[source]
-        cause: rdma::Error,
-    },
-    #[error("no RDMA device can be used: {reasons}")]
-    NoFitDevice { reasons: String },
-}
 
 #[derive(Debug, thiserror::Error)]
 #[error("its part was handed out before")]
@@ -114,15 +98,8 @@ fn lower_queue_depth(listener: &mut Listener, (depth_max, device): &DepthMax, is
 }
 
 fn no_rdma(listener: &Listener, cause: rdma::Error) -> ListenError {
-    let name = listener.name.as_str().to_owned();
-    match cause {
-        rdma::Error::Unavailable(cause) => ListenError::NoRdma { name, cause },
-        cause => ListenError::Bind {
-            name,
-            address: listener.address.socket_addr(),
-            cause,
-        },
-    }
+    let name = format!("listener {}", listener.name);
+    ListenError::new(name, listener.address.socket_addr(), cause)
 }
 
 /// Why the RDMA listeners of `config` cannot work on this machine.
@@ -152,9 +129,6 @@ pub(super) fn cards() -> Vec<RdmaCard> {
     devices.iter().map(card).collect()
 }
 
-/// Time between two searches for network cards that were lost.
-const RESTORE_INTERVAL: Duration = Duration::from_secs(5);
-
 /// The listeners that reactors take control messages about.
 type RdmaPortMessages = PortMessages<ListenAddress, PortSettings, Result<SocketAddr, rdma::Error>>;
 
@@ -171,8 +145,8 @@ pub(crate) struct Rdma<P: Provider> {
     settings: OnceLock<(RdmaConfig, Placement)>,
     /// Set when the reactors run.
     handles: OnceLock<Vec<ReactorHandle>>,
-    fills: MessageRings<Fill>,
-    slots: PerReactor<Receiver<Fill>>,
+    fills: MessageRings<Fill<TransportContext>>,
+    slots: PerReactor<Receiver<Fill<TransportContext>>>,
     /// The parts that reactors take at start, if there are listeners.
     own: OnceLock<PerReactor<ReactorPart<P>>>,
     /// Used by the control thread only.
@@ -194,14 +168,6 @@ struct Serving<P: Provider> {
     provider: P,
     port_messages: RdmaPortMessages,
     search: Mutex<Search>,
-}
-
-/// The search for lost network cards.
-#[derive(Default)]
-struct Search {
-    next_at: Option<Instant>,
-    /// Why a card cannot be used, as last logged.
-    reasons: BTreeMap<String, String>,
 }
 
 /// The part that one reactor takes.
@@ -249,7 +215,7 @@ impl<P: Provider> Rdma<P> {
         Self {
             system,
             reactors,
-            domains: Arc::new(Domains::new()),
+            domains: Arc::new(Domains::with_check(check_fitness)),
             counters: (0..reactors).map(|_| Arc::default()).collect(),
             is_used: Arc::default(),
             depth_max: Mutex::default(),
@@ -365,76 +331,12 @@ impl<P: Provider> Rdma<P> {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Searches for lost network cards and registers `memory` with those that have returned.
-    /// Returns whether there are any.
-    fn find_lost(&self, serving: &Serving<P>, memory: &[&Region], search: &mut Search) -> bool {
-        // Without any device this is an error.
-        let devices = serving.provider.devices().unwrap_or_default();
-        let lost = self.domains.lost();
-        let mut any = false;
-        for device in devices {
-            let is_served = self.domains.memory(device.index()).is_some();
-            let name = device.name();
-            if is_served || !lost.iter().any(|it| it == name) {
-                continue;
-            }
-            match self.domains.add(&device, memory) {
-                Ok(()) => {
-                    tracing::info!("RDMA device {name} is back: memory registered");
-                    search.reasons.remove(name);
-                    any = true;
-                }
-                Err(error) => {
-                    let reason = with_causes(&error);
-                    if search.reasons.get(name) != Some(&reason) {
-                        tracing::warn!("RDMA device {name} is back and not used: {reason}");
-                        search.reasons.insert(name.to_owned(), reason);
-                    }
-                }
-            }
-        }
-        if any {
-            *self.depth_max() = depth_max(&self.domains.devices());
-        }
-        any
-    }
 }
 
 /// The transport is used before it is prepared.
 #[derive(Debug, thiserror::Error)]
 #[error("the reactors have not started")]
 struct NotBegun;
-
-/// Registers all memory with every usable network card; logs the others.
-fn register<P: Provider>(
-    provider: &P,
-    domains: &Domains<P>,
-    regions: &[&Region],
-) -> Result<(), ListenError> {
-    let mut reasons = BTreeSet::new();
-    let devices = provider.devices().unwrap_or_default();
-    for device in &devices {
-        let name = device.name();
-        match domains.add(device, regions) {
-            Ok(()) => tracing::info!("RDMA device {name}: memory registered"),
-            Err(error) => {
-                let reason = with_causes(&error);
-                tracing::warn!("RDMA device {name} is not used: {reason}");
-                reasons.insert(format!("{name}: {reason}"));
-            }
-        }
-    }
-    if domains.devices().is_empty() {
-        let mut reasons: Vec<String> = reasons.into_iter().collect();
-        if reasons.is_empty() {
-            reasons.push("this machine has none".to_owned());
-        }
-        let reasons = reasons.join("; ");
-        return Err(ListenError::NoFitDevice { reasons });
-    }
-    Ok(())
-}
 
 impl<P: Provider> Transport for Rdma<P> {
     /// 0 if there is no listener at start: the limit of the placement holds for all transports
@@ -464,7 +366,7 @@ impl<P: Provider> Transport for Rdma<P> {
             return Ok(part.into_poller(shared, setup.handles()));
         }
         let messages = self.slots.take(index).ok_or(SetUpTwice)?;
-        let slot = TransportSlot::new("nvme-rdma", shared.clone(), messages);
+        let slot = LatePoller::new("nvme-rdma", shared.clone(), messages);
         Ok(Box::new(slot))
     }
 }
@@ -648,19 +550,11 @@ impl<P: Provider> Listening for Rdma<P> {
             .search
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let now = event_loop.now();
-        // Without a listener nothing reports the removal of a device that the library has open, and
-        // the removal waits until it is closed. The search closes it.
-        let is_needed = ports.is_empty() || !self.domains.lost().is_empty();
-        if !is_needed || search.next_at.is_some_and(|at| now < at) {
+        let devices = (&serving.provider, &*self.domains);
+        if !search.look(devices, !ports.is_empty(), memory, event_loop) {
             return;
         }
-        let wanted = &mut *search;
-        let found = aside(event_loop, || Ok(self.find_lost(&serving, memory, wanted)));
-        search.next_at = Some(event_loop.now() + RESTORE_INTERVAL);
-        if found != Ok(true) {
-            return;
-        }
+        *self.depth_max() = depth_max(&self.domains.devices());
         let settings = port_settings(ports.iter().copied());
         // The reactors take the cards in.
         if let Err(error) = serving.port_messages.apply_settings(&settings, event_loop) {

@@ -23,14 +23,14 @@ use block::{Device, DeviceSet, HealthState, OpenError, QueueOptions};
 use hugemem::{Arena, DmaViolation, Region};
 use nvme_driver::{DriveCounters, DriveOwner, DriveState};
 use nvme_rdma::{
-    ConnectionSet as RdmaSet, Domains, Listeners, RdmaConfig, RdmaCounters, RdmaTransport, SetParts,
+    ConnectionSet as RdmaSet, Listeners, RdmaConfig, RdmaCounters, RdmaTransport, SetParts,
 };
 use nvme_target::{
     ControllerKind, ControllerSnapshot, ControllerState, CoreLimits, DeviceIndex, PaceSnapshot,
     PortId, Target, TargetCore,
 };
 use nvme_tcp::{ConnectionAudit, ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
-use rdma::Provider;
+use rdma::{Domains, Provider};
 use rdma_testing::fake::Fake;
 use reactors::mesh::Port;
 use reactors::ring::Receiver;

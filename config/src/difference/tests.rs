@@ -441,15 +441,6 @@ fn restart_keys_keep_their_running_values() {
     assert_eq!(steps.len(), wanted.difference(&demo()).len() - 1);
 }
 
-/// A configuration without file listeners over RDMA, which only a restart changes.
-fn config() -> impl Strategy<Value = Config> {
-    generate::config().prop_map(|mut config| {
-        let is_tcp = |it: &FileListener| it.transport == Transport::Tcp;
-        config.files.listeners.retain(is_tcp);
-        config
-    })
-}
-
 /// Without a listener, too.
 #[test]
 fn volumes_come_and_go_with_their_devices() {
@@ -627,9 +618,8 @@ fn volumes_and_listeners_change_without_a_restart() {
     assert_eq!(texts(&running, &changed), expected);
 }
 
-/// Network cards are opened at a start.
 #[test]
-fn file_listeners_over_rdma_take_a_restart_and_others_do_not() {
+fn file_listeners_over_both_transports_change_without_a_restart() {
     let running = with_files();
     let mut unserved = running.clone();
     unserved.files.listeners.clear();
@@ -642,29 +632,43 @@ fn file_listeners_over_rdma_take_a_restart_and_others_do_not() {
         address: "127.0.0.1:20049".parse().unwrap(),
     });
     let pairs = [
-        (&running, &unserved, false),
-        (&unserved, &running, false),
-        (&unserved, &shared, false),
-        (&running, &rdma, true),
-        (&rdma, &running, true),
+        (&running, &unserved, "close file listener nfs"),
+        (
+            &unserved,
+            &running,
+            "serve files at 127.0.0.1:2049 (tcp) as nfs",
+        ),
+        (&unserved, &shared, "change what is shared: end b"),
+        (
+            &running,
+            &rdma,
+            "serve files at 127.0.0.1:20049 (rdma) as rdma",
+        ),
+        (&rdma, &running, "close file listener rdma"),
     ];
-    for (running, wanted, restarts) in pairs {
-        let steps = running.difference(wanted);
-        let is_expected = |step: &Step| (step.effect() == Effect::Restart) == restarts;
-        assert!(
-            !steps.is_empty() && steps.iter().all(is_expected),
-            "{steps:?}"
-        );
-        let then = if restarts { running } else { wanted };
-        assert_eq!(wanted.without_restarts(running).files, then.files);
+    for (running, wanted, text) in pairs {
+        let steps = texts(running, wanted);
+        let texts: Vec<&str> = steps.iter().map(|(_, text)| text.as_str()).collect();
+        assert_eq!(texts, [text]);
+        assert_ne!(steps[0].0, Effect::Restart);
+        assert_eq!(wanted.without_restarts(running).files, wanted.files);
     }
+    // The transport of a listener changes as its address does.
+    let mut changed = running.clone();
+    changed.files.listeners[0].transport = Transport::Rdma;
+    let expected = [
+        (Effect::Drain, "close file listener nfs"),
+        (Effect::Live, "serve files at 127.0.0.1:2049 (rdma) as nfs"),
+    ];
+    let expected = expected.map(|(effect, text)| (effect, text.to_owned()));
+    assert_eq!(texts(&running, &changed), expected);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
     #[test]
     fn steps_convert_any_configuration_to_any_other(
-        running in config(), wanted in config()
+        running in generate::config(), wanted in generate::config()
     ) {
         let mut now = running.clone();
         // Keys that take a restart already have their wanted values.
@@ -688,7 +692,7 @@ proptest! {
 
     #[test]
     fn small_changes_can_be_applied_and_reverted(
-        running in config(), other in config(), part in 0_usize..6
+        running in generate::config(), other in generate::config(), part in 0_usize..6
     ) {
         let mut wanted = running.clone();
         match part {
@@ -711,7 +715,7 @@ proptest! {
 
     #[test]
     fn restart_is_reported_exactly_for_startup_only_keys(
-        running in config(), wanted in config()
+        running in generate::config(), wanted in generate::config()
     ) {
         let restarts = |step: &Step| step.effect() == Effect::Restart;
         let mut same = wanted.clone();

@@ -59,6 +59,8 @@ pub(crate) struct Parts<P: Provider> {
     pub(crate) place: (u16, u16),
     /// The place of its device.
     pub(crate) device: usize,
+    /// The number of the listener that it came through.
+    pub(crate) listener: u32,
     pub(crate) receives: Messages,
     pub(crate) sends: Messages,
     /// Limit of the messages that its client receives, in bytes.

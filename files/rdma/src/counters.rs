@@ -7,6 +7,8 @@ use reactors::Counter;
 pub struct RdmaCounters {
     /// Level: connections.
     pub connections: Counter,
+    /// Level: listeners whose device or address is gone. They are tried again.
+    pub listeners_down: Counter,
     /// Connection requests that were rejected.
     pub connections_rejected: Counter,
     /// Connections that were closed for an error or a violation of the protocol.

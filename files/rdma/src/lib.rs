@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod changes;
 mod connection;
 mod context;
 mod counters;
@@ -23,7 +24,8 @@ mod remote;
 mod reply;
 mod service;
 
+pub use changes::RdmaChange;
 pub use counters::RdmaCounters;
-pub use endpoint::{Endpoint, EndpointError};
+pub use endpoint::Endpoint;
 pub use poller::RdmaFilePoller;
 pub use service::{RdmaFileOptions, RdmaFileService};

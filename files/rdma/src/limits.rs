@@ -30,7 +30,7 @@ pub const SEND_REQUESTS_MAX: u32 = 512;
 /// Entries of the completion queue of one device, if it has as many.
 pub const COMPLETIONS_MAX: u32 = 32_768;
 
-/// Limit of the devices.
+/// Limit of the devices in use at once.
 pub const DEVICES_MAX: usize = 16;
 
 /// Limit of the connections over RDMA.

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use files_service::limits::RETRY_INTERVAL;
 use rdma::Provider;
@@ -17,7 +18,7 @@ const TURNS_PER_LOOK: u32 = 32;
 pub struct RdmaFilePoller<P: Provider> {
     service: Rc<RefCell<RdmaFileService<P>>>,
     /// Descriptor of the service's events.
-    source: OwnedFd,
+    source: Arc<OwnedFd>,
     turns: u32,
     polled_at: Nanos,
 }
@@ -34,17 +35,15 @@ impl RdmaFilePoller<rdma::Verbs> {
 
 impl<P: Provider> RdmaFilePoller<P> {
     /// The poller of a service.
-    ///
-    /// # Errors
-    /// The system provides no further descriptor.
-    pub fn new(service: Rc<RefCell<RdmaFileService<P>>>) -> std::io::Result<Self> {
-        let source = service.borrow().descriptor().try_clone_to_owned()?;
-        Ok(Self {
+    #[must_use]
+    pub fn new(service: Rc<RefCell<RdmaFileService<P>>>) -> Self {
+        let source = Arc::clone(service.borrow().descriptor());
+        Self {
             service,
             source,
             turns: 0,
             polled_at: Nanos::ZERO,
-        })
+        }
     }
 }
 
@@ -58,8 +57,9 @@ impl<P: Provider> Poller for RdmaFilePoller<P> {
         let has_slept = now.0.saturating_sub(self.polled_at.0) > RETRY_INTERVAL.0;
         self.polled_at = now;
         let mut service = self.service.borrow_mut();
+        let mut count = service.carry_out_changes(now);
         service.tick(now);
-        let mut count = service.poll_completions(now);
+        count += service.poll_completions(now);
         self.turns += 1;
         if has_slept || self.turns >= TURNS_PER_LOOK {
             self.turns = 0;
@@ -95,7 +95,7 @@ impl<P: Provider> Poller for RdmaFilePoller<P> {
         let now = self.polled_at;
         let is_idle = service.poll_completions(now) == 0 && service.poll_events(now) == 0;
         self.turns = TURNS_PER_LOOK;
-        is_idle && !service.has_work() && !service.is_waiting()
+        is_idle && !service.has_work() && !service.is_waiting() && !service.has_changes()
     }
 
     fn stop(&mut self, now: Nanos) -> StopState {

@@ -1,32 +1,35 @@
 //! The connections of one reactor, with their devices and listeners.
 
+mod devices;
+
 use std::cell::RefCell;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use files_service::{ConnectionKey, Connections, FileCore, TransportIndex};
 use files_spec::rdma::PrivateData;
-use hugemem::{Arena, DmaBuffer};
+use hugemem::Arena;
 use rdma::{
     CompletionQueue, ConnectParameters, ConnectRequest, Connection as _, ConnectionEvent, Device,
-    DeviceIndex, Domain, DomainMemory, Event, EventChannel, MemoryMap, Provider, QueuePairCapacity,
-    QueuePairOptions, RNR_RETRY_FOREVER, Token, WorkCompletion,
+    Domain, Event, EventChannel, Provider, QueuePairCapacity, QueuePairOptions, RNR_RETRY_FOREVER,
+    Token, WorkCompletion,
 };
+use reactors::ring::Receiver;
 use reactors::{LogLimit, Nanos};
-use rustix::event::epoll::{self, EventFlags};
 
+use crate::changes::RdmaChange;
 use crate::connection::{Connection, Parts};
 use crate::context::{Context, Fault};
 use crate::counters::RdmaCounters;
-use crate::endpoint::{Endpoint, LISTENER, Listening};
+use crate::endpoint::Endpoint;
 use crate::limits::{
-    BACKLOG, CHECK_MS, COMPLETIONS_MAX, CONNECTIONS_MAX, CREDITS_MAX, CREDITS_MIN, CREDITS_SHARE,
-    DEVICES_MAX, LISTEN_AGAIN_MS, MESSAGE_BYTES, MESSAGES_SHARE, SEND_REQUESTS_MAX,
-    ZEROES_BYTES_MAX,
+    CHECK_MS, CONNECTIONS_MAX, CREDITS_MAX, CREDITS_MIN, CREDITS_SHARE, MESSAGE_BYTES,
+    MESSAGES_SHARE, SEND_REQUESTS_MAX,
 };
 use crate::messages::Messages;
 use crate::posted::{GENERATION_MASK, WorkId};
+use devices::DeviceState;
 
 /// Completions taken from a completion queue with one call.
 const BATCH: usize = 64;
@@ -45,15 +48,21 @@ pub struct RdmaFileOptions<P: Provider> {
     pub endpoint: Endpoint<P>,
     /// What is counted.
     pub counters: Arc<RdmaCounters>,
+    /// What the control thread asks for.
+    pub changes: Option<Receiver<RdmaChange>>,
 }
 
 /// Why a connection request is rejected.
 #[derive(Debug, thiserror::Error)]
 enum OpenError {
+    #[error("its listener is not open")]
+    NoListener,
     #[error("the limit of connections is reached")]
     TooMany,
     #[error("its device is not used")]
     UnknownDevice,
+    #[error("more devices than it serves")]
+    TooManyDevices,
     #[error("the device has no room for its completions")]
     NoCompletions,
     #[error("the arena has no memory for its messages")]
@@ -62,34 +71,6 @@ enum OpenError {
     Rdma(#[from] rdma::Error),
     #[error("its receives cannot be posted")]
     Receives(#[from] Fault),
-}
-
-/// A device that has or had a connection.
-struct DeviceState<P: Provider> {
-    completions: P::CompletionQueue,
-    /// Entries of the completion queue that connections may use.
-    reserved: u32,
-    map: Arc<MemoryMap<P>>,
-    memory: Arc<DomainMemory<P>>,
-    /// The bytes of holes in files.
-    zeroes: DmaBuffer,
-}
-
-impl<P: Provider> DeviceState<P> {
-    fn new(memory: Arc<DomainMemory<P>>, arena: &Arc<Arena>) -> Result<Self, OpenError> {
-        let domain = memory.domain();
-        let limit = domain.device().limits().completion_queue_entries;
-        let entries = COMPLETIONS_MAX.min(limit);
-        Ok(Self {
-            completions: domain.create_completion_queue(entries, Token(0))?,
-            reserved: 0,
-            map: memory.map(),
-            zeroes: arena
-                .dma_buffer(ZEROES_BYTES_MAX.min(arena.max_transfer()))
-                .ok_or(OpenError::NoMemory)?,
-            memory,
-        })
-    }
 }
 
 /// A place for a connection.
@@ -105,62 +86,48 @@ pub struct RdmaFileService<P: Provider> {
     places_by_key: Connections<u16>,
     /// `None` for a device that has failed or was removed.
     devices: Vec<Option<DeviceState<P>>>,
-    listeners: Vec<Listening<P>>,
-    channel: P::EventChannel,
-    domains: Vec<Arc<DomainMemory<P>>>,
+    endpoint: Endpoint<P>,
+    changes: Option<Receiver<RdmaChange>>,
     core: Rc<RefCell<FileCore>>,
     arena: Arc<Arena>,
     counters: Arc<RdmaCounters>,
-    epoll: OwnedFd,
     scratch: Box<[u8; MESSAGE_BYTES]>,
     batch: Vec<WorkCompletion>,
     log: LogLimit,
     next_check: Nanos,
-    listen_again_at: Option<Nanos>,
     is_stopping: bool,
 }
 
 impl<P: Provider> RdmaFileService<P> {
     /// A service without connections.
-    ///
-    /// # Errors
-    /// The system's, if it has no further descriptor.
-    pub fn new(options: RdmaFileOptions<P>) -> std::io::Result<Self> {
+    #[must_use]
+    pub fn new(options: RdmaFileOptions<P>) -> Self {
         let RdmaFileOptions {
             core,
             arena,
             endpoint,
             counters,
+            changes,
         } = options;
-        let Endpoint {
-            listeners,
-            channel,
-            domains,
-        } = endpoint;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        watch(&epoll, channel.descriptor())?;
         let place = || Place {
             generation: 0,
             connection: None,
         };
-        Ok(Self {
+        Self {
             places: (0..CONNECTIONS_MAX).map(|_| place()).collect(),
             places_by_key: Connections::default(),
             devices: Vec::new(),
-            listeners,
-            channel,
-            domains,
+            endpoint,
+            changes,
             core,
             arena,
             counters,
-            epoll,
             scratch: Box::new([0; MESSAGE_BYTES]),
             batch: vec![WorkCompletion::default(); BATCH],
             log: LogLimit::default(),
             next_check: Nanos::ZERO,
-            listen_again_at: None,
             is_stopping: false,
-        })
+        }
     }
 
     /// Number of connections.
@@ -170,15 +137,71 @@ impl<P: Provider> RdmaFileService<P> {
     }
 
     /// Readable if the connection manager has an event, or after [`Self::arm`] a device has.
-    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+    pub(crate) fn descriptor(&self) -> &Arc<OwnedFd> {
+        &self.endpoint.epoll
+    }
+
+    /// Changes listeners and devices as the control thread asks. Returns the number of changes.
+    pub(crate) fn carry_out_changes(&mut self, now: Nanos) -> usize {
+        let mut count = 0;
+        while let Some(change) = self.changes.as_mut().and_then(Receiver::recv) {
+            count += 1;
+            // A response without a receiver is not needed.
+            let _ = match change {
+                RdmaChange::Listen {
+                    number,
+                    address,
+                    reply,
+                } => reply.send(self.endpoint.listen(number, address)).is_ok(),
+                RdmaChange::Open { number, reply } => {
+                    self.endpoint.open(number);
+                    reply.send(()).is_ok()
+                }
+                RdmaChange::Close { number, reply } => {
+                    self.close_listener(number, now);
+                    reply.send(()).is_ok()
+                }
+                RdmaChange::UpdateDevices { reply } => {
+                    self.update_devices(now);
+                    reply.send(()).is_ok()
+                }
+            };
+        }
+        count
+    }
+
+    /// Whether a change waits.
+    pub(crate) fn has_changes(&self) -> bool {
+        self.changes.as_ref().is_some_and(|it| !it.is_empty())
+    }
+
+    /// Closes a listener with its connections.
+    fn close_listener(&mut self, number: u32, now: Nanos) {
+        self.endpoint.close(number);
+        self.count_listeners();
+        self.close_where(now, |parts| parts.listener == number);
+    }
+
+    /// Closes the connections of which something is so.
+    fn close_where(&mut self, now: Nanos, is_so: impl Fn(&Parts<P>) -> bool) {
+        for place in 0..self.places.len() as u16 {
+            let connection = self.places[usize::from(place)].connection.as_deref();
+            if connection.is_some_and(|it| is_so(&it.parts)) {
+                self.close(place, None, now);
+            }
+        }
+    }
+
+    fn count_listeners(&self) {
+        let down = self.endpoint.down();
+        self.counters.listeners_down.set(down as u64);
     }
 
     /// Handles events of the connection manager. Returns their number.
     pub fn poll_events(&mut self, now: Nanos) -> usize {
         let mut count = 0;
         while count < EVENTS_MAX {
-            match self.channel.next_event() {
+            match self.endpoint.channel.next_event() {
                 Ok(Some(event)) => self.handle(event, now),
                 Ok(None) => break,
                 Err(error) => {
@@ -195,16 +218,10 @@ impl<P: Provider> RdmaFileService<P> {
 
     fn handle(&mut self, event: Event<P>, now: Nanos) {
         match event {
-            Event::ConnectRequest { request, .. } => self.accept(request, now),
+            Event::ConnectRequest { listener, request } => self.accept(listener, request, now),
             Event::ListenerFailed { listener } => {
-                let index = (listener.0 & !LISTENER) as usize;
-                if let Some(listening) = self.listeners.get_mut(index) {
-                    let address = listening.address;
-                    tracing::error!(%address, "a listener for files failed, its device is gone");
-                    listening.listener = None;
-                    let at = now.saturating_add(Nanos::from_millis(LISTEN_AGAIN_MS));
-                    self.listen_again_at = Some(at);
-                }
+                self.endpoint.failed(listener, now);
+                self.count_listeners();
             }
             Event::Connection { token, event } => self.connection_event(token, event, now),
         }
@@ -247,9 +264,9 @@ impl<P: Provider> RdmaFileService<P> {
         }
     }
 
-    fn accept(&mut self, request: P::ConnectRequest, now: Nanos) {
+    fn accept(&mut self, listener: Token, request: P::ConnectRequest, now: Nanos) {
         let client = request.peer_address();
-        if let Err(error) = self.open(request, now) {
+        if let Err(error) = self.open(listener, request, now) {
             self.counters.connections_rejected.add(1);
             if let Some(withheld) = self.log.admit(now) {
                 tracing::warn!(%client, %error, withheld, "a connection for files is rejected");
@@ -258,7 +275,14 @@ impl<P: Provider> RdmaFileService<P> {
     }
 
     /// Opens the connection of a request. A request that is dropped is rejected.
-    fn open(&mut self, request: P::ConnectRequest, now: Nanos) -> Result<(), OpenError> {
+    fn open(
+        &mut self,
+        listener: Token,
+        request: P::ConnectRequest,
+        now: Nanos,
+    ) -> Result<(), OpenError> {
+        let listener = self.endpoint.number_of(listener);
+        let listener = listener.ok_or(OpenError::NoListener)?;
         let free = self.places.iter().position(|it| it.connection.is_none());
         let place = free
             .filter(|_| !self.is_stopping)
@@ -285,6 +309,7 @@ impl<P: Provider> RdmaFileService<P> {
                 key,
                 place,
                 device,
+                listener,
                 receives,
                 sends,
                 send_bytes: announced.receive_bytes.min(MESSAGE_BYTES),
@@ -334,7 +359,8 @@ impl<P: Provider> RdmaFileService<P> {
         if state.reserved + entries > state.completions.entries() {
             return Err(OpenError::NoCompletions);
         }
-        let mut connection = request.into_connection(&mut self.channel, Token(id.into_bits()))?;
+        let mut connection =
+            request.into_connection(&mut self.endpoint.channel, Token(id.into_bits()))?;
         let capacity = QueuePairCapacity {
             send_requests: SEND_REQUESTS_MAX,
             receive_requests: CREDITS_MAX as u32,
@@ -389,47 +415,6 @@ impl<P: Provider> RdmaFileService<P> {
         state.reserved += entries;
         self.places[usize::from(place)].connection = Some(Box::new(made));
         Ok(())
-    }
-
-    /// The place of a device. It is set up on first use.
-    fn device(&mut self, index: DeviceIndex) -> Result<usize, OpenError> {
-        let is_same = |it: &Arc<DomainMemory<P>>| it.domain().device().index() == index;
-        let is_known =
-            |it: &Option<DeviceState<P>>| it.as_ref().is_some_and(|it| is_same(&it.memory));
-        if let Some(place) = self.devices.iter().position(is_known) {
-            return Ok(place);
-        }
-        let memory = self.domains.iter().find(|it| is_same(it));
-        let memory = memory.filter(|_| self.devices.len() < DEVICES_MAX);
-        let memory = Arc::clone(memory.ok_or(OpenError::UnknownDevice)?);
-        let state = DeviceState::new(memory, &self.arena)?;
-        if let Err(error) = watch(&self.epoll, state.completions.descriptor()) {
-            tracing::error!(%error, "completions cannot be watched");
-        }
-        self.devices.push(Some(state));
-        Ok(self.devices.len() - 1)
-    }
-
-    /// Ends the connections of a device that cannot be used any more, and releases it. A restart
-    /// uses it again.
-    fn give_up(&mut self, device: usize, why: &str, now: Nanos) {
-        for place in 0..self.places.len() as u16 {
-            let connection = self.places[usize::from(place)].connection.as_deref();
-            if connection.is_some_and(|it| it.parts.device == device) {
-                self.close(place, None, now);
-            }
-        }
-        if let Some(state) = self.devices[device].take() {
-            let domain = state.memory.domain();
-            tracing::error!(
-                device = domain.device().name(),
-                why,
-                "an RDMA device serves no files any more: restart when it is back"
-            );
-            let index = domain.device().index();
-            self.domains
-                .retain(|it| it.domain().device().index() != index);
-        }
     }
 
     /// Handles completions of all devices. Returns their number.
@@ -618,49 +603,23 @@ impl<P: Provider> RdmaFileService<P> {
                 Ok(()) => {}
             }
         }
-        if self.listen_again_at.is_some_and(|at| at <= now) && !self.is_stopping {
-            self.listen_again(now);
-        }
-    }
-
-    fn listen_again(&mut self, now: Nanos) {
-        self.listen_again_at = None;
-        let failed = self.listeners.iter_mut().enumerate();
-        for (index, listening) in failed.filter(|(_, it)| it.listener.is_none()) {
-            let token = Token(LISTENER | index as u64);
-            match self.channel.listen(listening.address, BACKLOG, token) {
-                Ok(listener) => listening.listener = Some(listener),
-                Err(_) => {
-                    let at = now.saturating_add(Nanos::from_millis(LISTEN_AGAIN_MS));
-                    self.listen_again_at = Some(at);
-                }
-            }
+        if !self.is_stopping && self.endpoint.listen_again(now) {
+            self.count_listeners();
         }
     }
 
     /// When [`Self::tick`] is due.
     pub(crate) fn tick_at(&self) -> Option<Nanos> {
         match self.places_by_key.is_empty() {
-            true => self.listen_again_at,
+            true => self.endpoint.next_deadline(),
             false => Some(self.next_check),
-        }
-    }
-
-    /// Requests a notification for the next completion of each device.
-    pub(crate) fn arm(&mut self) {
-        for state in self.devices.iter_mut().flatten() {
-            let armed = state.completions.acknowledge();
-            let armed = armed.and_then(|_| state.completions.arm(false));
-            if let Err(error) = armed {
-                tracing::error!(%error, "completions cannot be awaited");
-            }
         }
     }
 
     /// Ends all connections and listeners.
     pub fn end(&mut self, now: Nanos) {
         self.is_stopping = true;
-        self.listeners.clear();
+        self.endpoint.close_all();
         for place in 0..self.places.len() as u16 {
             self.close(place, None, now);
         }
@@ -676,9 +635,4 @@ fn connection_by_key<'p, P: Provider>(
 ) -> Option<&'p mut Connection<P>> {
     let place = *places_by_key.get(key)?;
     places[usize::from(place)].connection.as_deref_mut()
-}
-
-fn watch(epoll: &OwnedFd, source: BorrowedFd<'_>) -> std::io::Result<()> {
-    let data = epoll::EventData::new_u64(0);
-    Ok(epoll::add(epoll, source, data, EventFlags::IN)?)
 }

@@ -13,7 +13,7 @@ use hugemem::{Arena, Pool};
 use nvme_fabrics::{Connection as _, ConnectionTable, Entry, RequestToken, earliest};
 use nvme_target::{PortId, TargetCore, TransportId, TransportKind};
 use rdma::{
-    CompletionQueue, ConnectionEvent, DeviceIndex, Event, MemoryMap, Provider, Token,
+    CompletionQueue, ConnectionEvent, DeviceIndex, Domains, Event, MemoryMap, Provider, Token,
     WorkCompletion,
 };
 use reactors::{LogLimit, Nanos};
@@ -23,7 +23,6 @@ use crate::config::{
 };
 use crate::connection::{Cause, Connection, ConnectionAudit, Context};
 use crate::counters::RdmaCounters;
-use crate::domains::Domains;
 use crate::listeners::Listeners;
 use crate::poll_group::DevicePollGroup;
 use crate::posted::CompletedReceive;

@@ -19,7 +19,7 @@
 //!
 //! Difference from `ARCHITECTURE.md` §4: data and response are posted together, which frees the
 //! slot, since the host may reuse the command's place as soon as it has the response. Memory that
-//! the device still reads is kept with the posted work. Only devices in the [`Domains`] are served:
+//! the device still reads is kept with the posted work. Only devices in the [`rdma::Domains`] are served:
 //! those that support shared receive queues, and with which the control thread has registered the
 //! memory, at start or later.
 
@@ -29,7 +29,6 @@ mod config;
 mod connection;
 mod connections;
 mod counters;
-mod domains;
 mod listeners;
 mod plan;
 mod poll_group;
@@ -48,7 +47,6 @@ pub use config::{
 pub use connection::ConnectionAudit;
 pub use connections::{ConnectionSet, Handoff, SetParts};
 pub use counters::RdmaCounters;
-pub use domains::{DeviceError, Domains, Registered};
 pub use listeners::{ListenAddress, Listeners};
-pub use plan::{Unfit, queue_depth_max};
+pub use plan::{Unfit, check_fitness, queue_depth_max};
 pub use transport::{Message, PortMessage, RdmaTransport};

@@ -44,6 +44,15 @@ pub enum Unfit {
     NoReads,
 }
 
+/// Checks whether a device can serve hosts.
+///
+/// # Errors
+/// [`Unfit`].
+pub fn check_fitness(limits: &DeviceLimits) -> Result<(), rdma::Unfit> {
+    SharedQueues::new(1, limits)?;
+    Ok(())
+}
+
 /// The queues that the connections of one reactor share on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SharedQueues {

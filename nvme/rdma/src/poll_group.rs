@@ -56,7 +56,7 @@ pub(crate) struct DevicePollGroup<P: Provider> {
     pub(crate) connections: usize,
     /// Why the device failed, if it has. It is released with its connections.
     pub(crate) failed: Option<&'static str>,
-    /// Whether its memory left the [`Domains`](crate::Domains) while it had connections. It takes no
+    /// Whether its memory left the [`Domains`](rdma::Domains) while it had connections. It takes no
     /// more of them, and is released with the last one.
     pub(crate) retired: bool,
     token: EventToken,

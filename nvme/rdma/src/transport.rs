@@ -45,7 +45,7 @@ pub enum Message<P: Provider> {
 
 /// A control message to the transport. The result of listening on an address is the address with
 /// the assigned port number. The settings also make the transport take in the devices that were
-/// added to the [`Domains`](crate::Domains), and release those that were removed from them. The data
+/// added to the [`Domains`](rdma::Domains), and release those that were removed from them. The data
 /// size of a device's receives does not change while the device is used.
 pub type PortMessage = ListenerMessage<ListenAddress, PortSettings, Listened>;
 

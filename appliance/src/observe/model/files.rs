@@ -64,6 +64,12 @@ measured! {
             CounterBytes "files_write_fetched";
         /// Connections of clients of files over RDMA.
         rdma_connections: u64 = seen.service.rdma_connections, Gauge "files_rdma_connections";
+        /// RDMA devices that serve no files because they failed or were removed.
+        rdma_devices_missing: u64 = seen.service.rdma_devices_missing,
+            Gauge "files_rdma_devices_missing";
+        /// Listeners for files over RDMA whose device or address is gone. They are tried again.
+        rdma_listeners_down: u64 = seen.service.rdma_listeners_down,
+            Gauge "files_rdma_listeners_down";
         /// Connections over RDMA that were closed for an error or a violation of the protocol.
         rdma_connections_failed: u64 = seen.service.rdma_connections_failed,
             Counter "files_rdma_connections_failed";

@@ -8,7 +8,7 @@ use super::lab::{apply, base, started, steps_to, try_apply};
 use crate::appliance::Appliance;
 use crate::reconciler::ApplyOptions;
 
-const FILES: &str = r#"
+pub(super) const FILES: &str = r#"
 [[device]]
 name = "files"
 type = "memory"
@@ -22,14 +22,14 @@ name = "nfs"
 address = "127.0.0.1:0"
 "#;
 
-fn share(name: &str, more: &str) -> String {
+pub(super) fn share(name: &str, more: &str) -> String {
     format!(
         "[[share]]\nname = \"{name}\"\nvolume = \"scratch\"\nallow_any_client = true\n\
          squash = \"none\"\n{more}\n"
     )
 }
 
-fn texts(appliance: &Appliance, text: &str) -> Vec<String> {
+pub(super) fn texts(appliance: &Appliance, text: &str) -> Vec<String> {
     let steps = steps_to(appliance, text);
     steps.iter().map(ToString::to_string).collect()
 }
@@ -161,7 +161,7 @@ fn a_directory_whose_name_is_taken_changes_nothing() {
     assert!(appliance.stop_quietly());
 }
 
-const MORE: &str = r#"
+pub(super) const MORE: &str = r#"
 [[device]]
 name = "more"
 type = "memory"

@@ -14,12 +14,11 @@ use nvme_host_testing::HostSteps;
 use nvme_host_testing::Names;
 use nvme_host_testing::rdma::{RawOptions, RawRdmaClient, RawReceived};
 use nvme_rdma::{
-    ConnectionSet, Domains, Listeners, PortSettings, RdmaConfig, RdmaCounters, RdmaTransport,
-    SetParts,
+    ConnectionSet, Listeners, PortSettings, RdmaConfig, RdmaCounters, RdmaTransport, SetParts,
 };
 use nvme_spec::{Cqe, Sqe};
 use nvme_target::{CoreLimits, PortId, TargetCore, TransportKind};
-use rdma::Provider;
+use rdma::{Domains, Provider};
 use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use reactors::{Nanos, Placement, Poller};
 use zerocopy::{FromBytes, IntoBytes};

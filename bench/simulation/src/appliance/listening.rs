@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use appliance::headless::{EventLoop, Listening, PendingResponses, PortMessages};
 use appliance_config::{Listener as Wanted, Transport};
 use hugemem::Region;
-use nvme_rdma::{Domains, ListenAddress, PortSettings as RdmaPortSettings};
+use nvme_rdma::{ListenAddress, PortSettings as RdmaPortSettings};
 use nvme_target::PortId;
 use nvme_tcp::{HandoverMessage, PortSettings};
+use rdma::Domains;
 use rdma_testing::fake::Fake;
 use reactors::ReactorHandle;
 

@@ -18,6 +18,7 @@ use files_tcp::{
     DeviceOfVolume, FilePoller, FileService, FileServiceOptions, RecordStore, VolumeLevels, stored,
 };
 use hugemem::{Arena, ArenaConfig, PagePolicy, Region};
+use rdma::{Domains, Provider as _};
 use rdma_testing::fake::Fake;
 use reactors::{Nanos, Poller as _};
 use rustix::event::EventfdFlags;
@@ -48,6 +49,8 @@ const QUEUE_DEPTH: usize = 64;
 const TRANSFER_BLOCKS_MAX: u32 = 128;
 /// Longest time until records of clients are stored.
 const STORE_LATENCY_MAX: Nanos = Nanos::from_millis(5);
+/// The number of the listener over RDMA.
+const LISTENER: u32 = 0;
 /// The time of day at the beginning of a run, in seconds since 1970.
 const TIME_OF_DAY: i64 = 1_800_000_000;
 
@@ -398,22 +401,27 @@ impl FileServer {
     ) -> Result<Rdma, String> {
         let of_device = memory.map(|it| it.store().region());
         let regions: Vec<&Region> = [self.arena.region()].into_iter().chain(of_device).collect();
-        let endpoint = Endpoint::new(fabric.server(), &regions);
+        let domains = Arc::new(Domains::new());
+        let devices = fabric.server().devices();
+        for device in devices.map_err(|error| error.to_string())? {
+            let added = domains.add(&device, &regions);
+            added.map_err(|error| error.to_string())?;
+        }
+        let endpoint = Endpoint::new(fabric.server(), domains);
         let mut endpoint = endpoint.map_err(|error| error.to_string())?;
-        let listening = endpoint.listen(SERVER_ADDRESS);
+        let listening = endpoint.listen(LISTENER, SERVER_ADDRESS);
         listening.map_err(|error| error.to_string())?;
+        endpoint.open(LISTENER);
         let service = RdmaFileService::new(RdmaFileOptions {
             core,
             arena: Arc::clone(&self.arena),
             endpoint,
             counters: Arc::default(),
+            changes: None,
         });
-        let service = Rc::new(RefCell::new(service.map_err(|error| error.to_string())?));
+        let service = Rc::new(RefCell::new(service));
         let poller = RdmaFilePoller::new(Rc::clone(&service));
-        Ok(Rdma {
-            service,
-            poller: poller.map_err(|error| error.to_string())?,
-        })
+        Ok(Rdma { service, poller })
     }
 
     /// Opens the device and the volume on it; `None` if that fails because the device does. A disk

@@ -4,4 +4,5 @@
 mod data;
 mod faults;
 mod hostile;
+mod listeners;
 mod stage;

@@ -3,22 +3,29 @@
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use block::{Device as _, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions, ReactorDevices};
 use files_client_testing::{RdmaClient, World};
-use files_rdma::{Endpoint, RdmaCounters, RdmaFileOptions, RdmaFilePoller, RdmaFileService};
+use files_rdma::{
+    Endpoint, RdmaChange, RdmaCounters, RdmaFileOptions, RdmaFilePoller, RdmaFileService,
+};
 use files_server::{Clients, Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
 use files_service::{CoreOptions, DeviceOfVolume, FileCore, ServiceCounters};
 use files_store::{InodeId, ShareId, Time, Uuid, VolatileOptions, Volume};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
-use rdma::ConnectionEvent;
+use rdma::{ConnectionEvent, Domains, Provider as _};
 use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
+use reactors::ring::{self, Sender};
 use reactors::{Counter, Nanos, Poller as _, StopState};
 
 const DEVICE_BYTES: u64 = 64 << 20;
 const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+/// Any port of the server.
+pub(crate) const ANY: SocketAddr = SocketAddr::new(SERVER, 0);
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+/// The number of the first listener.
+pub(crate) const FIRST: u32 = 0;
 /// The time that a turn takes.
 const TURN: Nanos = Nanos::from_micros(10);
 
@@ -33,9 +40,13 @@ pub(crate) struct Stage {
     pub(crate) counters: Arc<ServiceCounters>,
     pub(crate) of_rdma: Arc<RdmaCounters>,
     pub(crate) now: Nanos,
+    pub(crate) domains: Arc<Domains<Fake>>,
+    pub(crate) memory: MemoryDevice,
+    /// Where clients connect.
+    pub(crate) address: SocketAddr,
+    changes: Sender<RdmaChange>,
     poller: RdmaFilePoller<Fake>,
     devices: ReactorDevices,
-    address: SocketAddr,
     pub(crate) server: Fake,
     clients: Fake,
 }
@@ -62,6 +73,26 @@ pub(crate) fn stage_with(arena_bytes: usize, fabric: FabricConfig) -> Rc<RefCell
 
 /// A stage with leases of at most this size.
 pub(crate) fn stage_of(
+    arena_bytes: usize,
+    max_transfer: usize,
+    fabric: FabricConfig,
+) -> Rc<RefCell<Stage>> {
+    let stage = stage_registering(arena_bytes, max_transfer, fabric);
+    {
+        let stage = stage.borrow();
+        let attached = stage.domains.attach(stage.memory.store().region());
+        attached.expect("registered");
+    }
+    stage
+}
+
+/// A stage whose RAM device is not registered.
+pub(crate) fn stage_of_arena() -> Rc<RefCell<Stage>> {
+    stage_registering(32 << 20, 1 << 20, FabricConfig::IMMEDIATE)
+}
+
+/// A stage of which only the arena is registered.
+fn stage_registering(
     arena_bytes: usize,
     max_transfer: usize,
     fabric: FabricConfig,
@@ -109,19 +140,25 @@ pub(crate) fn stage_of(
     });
     let core = Rc::new(RefCell::new(core));
     devices.add(core.clone());
-    let regions = [arena.region(), device.store().region()];
-    let mut endpoint = Endpoint::new(&server, &regions).expect("a device");
-    let any = SocketAddr::new(SERVER, 0);
-    let address = endpoint.listen(any).expect("a free port");
+    let domains = Arc::new(Domains::new());
+    let regions = [arena.region()];
+    for rdma_device in server.devices().expect("devices") {
+        domains.add(&rdma_device, &regions).expect("a fit device");
+    }
+    let mut endpoint = Endpoint::new(&server, Arc::clone(&domains)).expect("descriptors");
+    let address = endpoint.listen(FIRST, ANY).expect("a free port");
+    endpoint.open(FIRST);
+    let (changes, of_changes) = ring::channel(8);
     let of_rdma = Arc::<RdmaCounters>::default();
     let service = RdmaFileService::new(RdmaFileOptions {
         core: Rc::clone(&core),
         arena: Arc::clone(&arena),
         endpoint,
         counters: Arc::clone(&of_rdma),
+        changes: Some(of_changes),
     });
-    let service = Rc::new(RefCell::new(service.expect("descriptors")));
-    let poller = RdmaFilePoller::new(Rc::clone(&service)).expect("descriptors");
+    let service = Rc::new(RefCell::new(service));
+    let poller = RdmaFilePoller::new(Rc::clone(&service));
     Rc::new(RefCell::new(Stage {
         fabric,
         service,
@@ -130,9 +167,12 @@ pub(crate) fn stage_of(
         counters,
         of_rdma,
         now: Nanos::from_secs(100),
+        domains,
+        memory: device,
+        address,
+        changes,
         poller,
         devices,
-        address,
         server,
         clients: clients.expect("descriptors"),
     }))
@@ -183,6 +223,18 @@ pub(crate) fn try_client(stage: &Rc<RefCell<Stage>>) -> Result<Client, Box<Conne
         (stage.clients.clone(), stage.address)
     };
     RdmaClient::connect(&machine, address, Rc::clone(stage))
+}
+
+/// Changes listeners or devices, as the control thread does. Returns the response.
+pub(crate) fn change<A>(
+    stage: &Rc<RefCell<Stage>>,
+    make: impl FnOnce(mpsc::Sender<A>) -> RdmaChange,
+) -> A {
+    let (reply, response) = mpsc::channel();
+    let sent = stage.borrow_mut().changes.send(make(reply));
+    assert!(sent.is_ok(), "the ring has room");
+    stage.borrow_mut().turn();
+    response.try_recv().expect("a response")
 }
 
 /// Turns until something is so.

@@ -15,11 +15,11 @@ use crate::harness::{
 use block::{DevicePoller, DeviceSet, MemoryDevice, QueueOptions, ReactorDevices};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_rdma::{
-    ConnectionSet, Domains, ListenAddress, Listeners, Message, PortMessage, RdmaConfig,
-    RdmaCounters, RdmaTransport, SetParts,
+    ConnectionSet, ListenAddress, Listeners, Message, PortMessage, RdmaConfig, RdmaCounters,
+    RdmaTransport, SetParts,
 };
 use nvme_target::{CoreLimits, PortId, Target, TargetCore};
-use rdma::{Device as _, Provider};
+use rdma::{Device as _, Domains, Provider};
 use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use reactors::mesh::Port;
 use reactors::ring::{self, Receiver, Sender};

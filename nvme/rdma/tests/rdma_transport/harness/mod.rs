@@ -19,14 +19,12 @@ use block_testing::{
     OperationKinds, TestMemory, When,
 };
 use hugemem::{Arena, ArenaConfig, PagePolicy};
-use nvme_rdma::{
-    ConnectionSet, Domains, Listeners, PortSettings, RdmaConfig, RdmaCounters, SetParts,
-};
+use nvme_rdma::{ConnectionSet, Listeners, PortSettings, RdmaConfig, RdmaCounters, SetParts};
 use nvme_target::{
     CONTROLLER_IDS, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, PortSecurity,
     SubsystemConfig, Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
-use rdma::{Device as _, Event, Provider};
+use rdma::{Device as _, Domains, Event, Provider};
 use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use reactors::Nanos;
 pub(crate) use world::{HOST, NQN, World};

@@ -7,11 +7,20 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hugemem::{DeviceMemory, NotExported, Region};
-use rdma::{Access, Device, DeviceIndex, DomainMemory, Error, Provider};
 
-use crate::plan::{SharedQueues, Unfit};
+use crate::device::{DeviceIndex, DeviceLimits};
+use crate::error::Error;
+use crate::memory::Access;
+use crate::provider::{Device, Provider};
+use crate::registered::DomainMemory;
 
-/// A device that can serve hosts.
+/// Checks whether a device with these limits is fit for its use. The error says what it lacks.
+pub type FitnessCheck = fn(&DeviceLimits) -> Result<(), Unfit>;
+
+/// What a device lacks.
+pub type Unfit = Box<dyn std::error::Error + Send + Sync>;
+
+/// A device in use.
 #[derive(Debug)]
 struct Entry<P: Provider> {
     device: P::Device,
@@ -21,9 +30,9 @@ struct Entry<P: Provider> {
 /// Why a device is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// It lacks a capability that NVMe/RDMA requires.
+    /// It lacks a required capability.
     #[error(transparent)]
-    Unfit(#[from] Unfit),
+    Unfit(Unfit),
     /// No protection domain can be created.
     #[error("it gives no protection domain")]
     Domain(#[source] Error),
@@ -46,6 +55,7 @@ pub struct Registered {
 #[derive(Debug)]
 pub struct Domains<P: Provider> {
     table: Mutex<Table<P>>,
+    check: FitnessCheck,
 }
 
 #[derive(Debug)]
@@ -118,10 +128,17 @@ impl<P: Provider> Default for Domains<P> {
 }
 
 impl<P: Provider> Domains<P> {
-    /// A set without devices.
+    /// A set without devices, which any device is fit for.
     #[must_use]
     pub fn new() -> Self {
+        Self::with_check(|_| Ok(()))
+    }
+
+    /// A set without devices, for those that pass a check.
+    #[must_use]
+    pub fn with_check(check: FitnessCheck) -> Self {
         Self {
+            check,
             table: Mutex::new(Table {
                 entries: Vec::new(),
                 lost: BTreeSet::new(),
@@ -136,7 +153,7 @@ impl<P: Provider> Domains<P> {
     /// # Errors
     /// [`DeviceError`], if the device cannot be used.
     pub fn add(&self, device: &P::Device, regions: &[&Region]) -> Result<(), DeviceError> {
-        SharedQueues::new(1, device.limits())?;
+        (self.check)(device.limits()).map_err(DeviceError::Unfit)?;
         let domain = device.create_domain().map_err(DeviceError::Domain)?;
         // Only work requests of this side access it: hosts receive no key.
         let memory = DomainMemory::new(domain, Access::LOCAL);
@@ -182,22 +199,27 @@ impl<P: Provider> Domains<P> {
         !set.eq(memory.iter().map(|it| it.number())) || table.retiring.iter().any(is_done)
     }
 
-    /// Registers more memory with every device. Skips a device that was removed and is not yet
-    /// released.
+    /// Registers more memory with every device that does not have it. Skips a device that was removed
+    /// and is not yet released.
     ///
     /// # Errors
-    /// The error of the first device that fails. The memory is then registered with none.
+    /// The error of the first device that fails. What this call has registered is so no more.
     pub fn attach(&self, region: &Region) -> Result<(), DeviceError> {
-        let entries = &self.table().entries;
-        for (index, entry) in entries.iter().enumerate() {
-            let attached = entry.memory.attach_region(region);
-            if let Err(error) = attached
-                && !matches!(error, Error::DeviceGone)
-            {
-                for registered in &entries[..index] {
-                    registered.memory.detach_region(region);
+        let table = self.table();
+        let mut added = Vec::new();
+        for entry in &table.entries {
+            if entry.memory.has_region(region) {
+                continue;
+            }
+            match entry.memory.attach_region(region) {
+                Ok(()) => added.push(entry),
+                Err(Error::DeviceGone) => {}
+                Err(error) => {
+                    for registered in added {
+                        registered.memory.detach_region(region);
+                    }
+                    return Err(DeviceError::Memory(error));
                 }
-                return Err(DeviceError::Memory(error));
             }
         }
         Ok(())

@@ -1,7 +1,8 @@
 //! A reactor's place for a transport that is set up later: a poller that holds another one.
 //!
 //! It is registered at start, because the order of a reactor's pollers matters: transports precede
-//! the target and the devices. While it is empty, a turn costs one look at a ring.
+//! the target and the devices. While it is empty, a turn costs one look at a ring. `C` is what the
+//! transport shares with the other pollers of the reactor.
 
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc::Sender;
@@ -9,32 +10,26 @@ use std::sync::mpsc::Sender;
 use reactors::ring::Receiver;
 use reactors::{Nanos, Poller, Progress, StopState};
 
-use super::TransportContext;
-
 /// Creates the poller of a reactor. Runs on that reactor.
-pub(super) type MakePoller = Box<dyn FnOnce(&TransportContext) -> Box<dyn Poller> + Send>;
+pub(crate) type MakePoller<C> = Box<dyn FnOnce(&C) -> Box<dyn Poller> + Send>;
 
-/// A message that fills the slot. The sender may have stopped waiting for the response.
-pub(super) struct Fill {
-    pub(super) make: MakePoller,
-    pub(super) reply: Sender<()>,
+/// A message that fills the place. The sender may have stopped waiting for the response.
+pub(crate) struct Fill<C> {
+    pub(crate) make: MakePoller<C>,
+    pub(crate) reply: Sender<()>,
 }
 
 /// The place of a transport on one reactor.
-pub(super) struct TransportSlot {
+pub(crate) struct LatePoller<C> {
     name: &'static str,
-    context: TransportContext,
-    messages: Receiver<Fill>,
+    context: C,
+    messages: Receiver<Fill<C>>,
     inner: Option<Box<dyn Poller>>,
 }
 
-impl TransportSlot {
-    /// An empty slot; `messages` wake the reactor.
-    pub(super) fn new(
-        name: &'static str,
-        context: TransportContext,
-        messages: Receiver<Fill>,
-    ) -> Self {
+impl<C> LatePoller<C> {
+    /// An empty place; `messages` wake the reactor.
+    pub(crate) fn new(name: &'static str, context: C, messages: Receiver<Fill<C>>) -> Self {
         Self {
             name,
             context,
@@ -47,7 +42,7 @@ impl TransportSlot {
     fn fill(&mut self) -> Progress {
         let mut moved = 0;
         while let Some(Fill { make, reply }) = self.messages.recv() {
-            debug_assert!(self.inner.is_none(), "a slot is filled once");
+            debug_assert!(self.inner.is_none(), "a place is filled once");
             self.inner = Some(make(&self.context));
             let _ = reply.send(());
             moved += 1;
@@ -56,7 +51,7 @@ impl TransportSlot {
     }
 }
 
-impl Poller for TransportSlot {
+impl<C> Poller for LatePoller<C> {
     fn name(&self) -> &str {
         self.name
     }
