@@ -78,6 +78,32 @@ fn small_leases_serve_long_data_and_holes() {
     turn_until(&stage, |it| it.service.borrow().connections() == 0);
 }
 
+/// Holes are written from one small slice of zeroes, so that a reply takes hundreds of entries of the
+/// send queue: replies wait for each other.
+#[test]
+fn replies_of_many_pieces_fit_into_the_send_queue() {
+    const BYTES: usize = 1 << 20;
+    let stage = stage_of(8 << 20, 4096, FabricConfig::manual(3));
+    let mut client = client(&stage);
+    let mut slot = Slot::new(&mut client, b"a");
+    let write = slot.write(2 * BYTES as u64, &[1]);
+    slot.call(&mut client, &write).assert_ok();
+    for slotid in 1..9 {
+        let mut other = slot.other(slotid);
+        let record = other.record(&mut client, &slot.read(0, BYTES as u32), false);
+        client.try_send(&record).expect("open");
+    }
+    for _ in 1..9 {
+        let answer = client.try_receive().expect("a reply");
+        assert!(data(&answer) == [0; BYTES]);
+    }
+    let answer = slot.call(&mut client, &slot.read(BYTES as u64, BYTES as u32));
+    assert!(data(&answer) == [0; BYTES]);
+    drop(client);
+    turn_until(&stage, |it| it.service.borrow().connections() == 0);
+    assert_eq!(stage.borrow().of_rdma.connections_failed.get(), 0);
+}
+
 /// RFC 8881 §2.10.6.1.3: a repetition gets the reply of the first request, wherever its data are.
 #[test]
 fn data_of_a_repeated_write_may_be_elsewhere() {
