@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The kernel's NFS client mounts shares over RDMA on soft RoCE: a share of a RAM volume by NFSv4.1 and
-# 4.2, in part beside a mount over TCP, and one of a durable volume, whose appliance is killed and
-# started again under load. Names, long replies, long calls and data are right, with a cold cache, and
-# Windlass copies no data of 4 KiB or more.
+# The kernel's NFS client mounts shares over RDMA on soft RoCE, at a listener that is added to a running
+# appliance: a share of a RAM volume by NFSv4.1 and 4.2, in part beside a mount over TCP, one of a RAM
+# volume that is added later, and one of a durable volume. Under load on that one, the listener is
+# removed and added again, and the appliance is killed and started again. Names, long replies, long
+# calls and data are right, with a cold cache, and Windlass copies no data of 4 KiB or more.
 . "$(dirname "${BASH_SOURCE[0]}")/lib/guest.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/lib/rdma.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/lib/files.sh"
@@ -15,6 +16,17 @@ mount_share() {
   mkdir -p $at
   show mount -t nfs -o "vers=$2,proto=rdma,port=20049,sec=sys${3:+,$3}" "$fabric:/$1" $at
   grep " $at " /proc/mounts
+}
+
+# configure_with FILE…: the configuration is the basis with these parts.
+configure_with() { cat /tmp/basis.toml "$@" > $config; }
+apply() { show windlass apply --socket $control; }
+is_registered() { [ "$(pinned_kib)" -ge $((pinned + 65536)) ]; }
+is_not_registered() { [ "$(pinned_kib)" -le $((pinned + 4096)) ]; }
+# The memory that network cards may access.
+pinned_kib() { awk '/^VmPin/ { print $2 }' "/proc/$windlass/status"; }
+is_refused() {
+  ! timeout 90 mount -t nfs -o vers=4.2,proto=rdma,port=20049,sec=sys,soft,retry=0 "$fabric:/scratch" $at
 }
 
 counter() { windlass status --socket $control --json | jq -r ".files.service.$1"; }
@@ -95,6 +107,58 @@ beside_tcp() {
   show umount /mnt/tcp
 }
 
+# A RAM volume is added, and read from its memory.
+volume_comes_and_goes() {
+  local borrowed round
+  for round in 1 2; do
+    say "round $round: a volume is added"
+    configure_with /tmp/rdma.toml /tmp/late.toml
+    apply
+    mount_share late 4.2
+    borrowed=$(counter read_bytes_borrowed)
+    cp /tmp/random $at/file
+    cold
+    show cmp /tmp/random $at/file
+    dd if=$at/file of=/dev/null bs=1M iflag=direct status=none
+    [ "$(counter read_bytes_borrowed)" -ge $((borrowed + (20 << 20))) ] || fail "READs were copied"
+    show umount $at
+    configure_with /tmp/rdma.toml
+    apply
+  done
+}
+
+# The listener is removed, with its connections, and added again: the client goes on by itself.
+listener_under_load() {
+  mkdir $at/synced
+  echo 0 > /tmp/acknowledged
+  write_files &
+  local writer=$! round
+  verify_again &
+  local verifier=$!
+  for round in 1 2 3; do
+    before=$(acknowledged)
+    eventually 60 has_gone_on
+    say "round $round: the listener is removed after $(acknowledged) files"
+    configure_with
+    apply
+    same "connections over RDMA" "$(counter rdma_connections)" 0
+    is_not_registered || fail "$(pinned_kib) KiB are still pinned"
+    before=$(acknowledged)
+    sleep 3
+    [ "$(acknowledged)" -le $((before + 1)) ] || fail "files were written without a listener"
+    configure_with /tmp/rdma.toml
+    apply
+    is_registered || fail "the memory is not registered"
+    eventually 120 has_gone_on
+  done
+  touch /tmp/stop
+  wait $writer || fail "writing failed: $(acknowledged) files"
+  wait $verifier || fail "fio: $(cat /tmp/fio)"
+  rm /tmp/stop
+  check_files
+  rm -r $at/synced $at/verified
+}
+
 killed_under_load() {
   mkdir $at/synced
   echo 0 > /tmp/acknowledged
@@ -162,17 +226,46 @@ squash = "none"
 name = "nfs"
 address = "$fabric:2049"
 
+[control]
+socket = "$control"
+END
+cat > /tmp/rdma.toml << END
+
 [[file_listener]]
 name = "nfs-rdma"
 transport = "rdma"
 address = "$fabric:20049"
-
-[control]
-socket = "$control"
 END
+cat > /tmp/late.toml << END
+
+[[device]]
+name = "late"
+type = "memory"
+size = "32MiB"
+
+[[volume]]
+name = "late"
+device = "late"
+
+[[share]]
+name = "late"
+volume = "late"
+allow_any_client = true
+squash = "none"
+END
+# No other service registers memory.
+awk -v RS= -v ORS='\n\n' '!/name = "san"/' $config | sed 's/"san", //' > /tmp/basis.toml
+configure_with
+show cat $config
 show windlass check $config
 show windlass volume format files --config $config
 start
+pinned=$(pinned_kib)
+mkdir -p $at
+is_refused || fail "there is a listener over RDMA"
+configure_with /tmp/rdma.toml
+apply
+is_registered || fail "the memory is not registered"
 mount_share scratch 4.1
 names
 data
@@ -187,7 +280,9 @@ say "connections over RDMA $(counter rdma_connections), failed $(counter rdma_co
   "calls refused $(counter rdma_calls_refused)"
 same "refused calls" "$(counter rdma_calls_refused)" 0
 show umount $at
+volume_comes_and_goes
 mount_share files 4.2
+listener_under_load
 killed_under_load
 show umount $at
 stop
