@@ -150,7 +150,7 @@ pub(crate) fn check(
             to: written.block_size,
         });
     }
-    if written.read_only {
+    if written.read_only || destination.read_only {
         return Err(CopyRefusal::ReadOnly(destination.name.clone()));
     }
     let bytes = [

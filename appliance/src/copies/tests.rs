@@ -64,6 +64,12 @@ path = "{}"
 size = "8MiB"
 read_only = true
 [[device]]
+name = "protected"
+type = "null"
+size = "8MiB"
+block_size = 512
+read_only = true
+[[device]]
 name = "volume"
 type = "memory"
 size = "8MiB"
@@ -218,6 +224,8 @@ fn copies_that_would_destroy_or_mix_data_are_refused_with_the_remedy() {
             "device small has 1 MiB (1048576 bytes), and the range ends at 8388608",
         ),
         ("ram", "read-only", "read-only: remove `read_only`"),
+        // The device itself could be written.
+        ("ram", "protected", "read-only: remove `read_only`"),
         ("ram", "volume", "belongs to a volume"),
         ("ram", "exported", "--overwrite-exported"),
         (

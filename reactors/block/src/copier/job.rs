@@ -522,6 +522,10 @@ impl Job {
                 };
                 let failure =
                     self.failure(first.step, first.block, first.blocks, CopyError::Overdue);
+                if first.step != CopyStep::Flush {
+                    // It may complete after all, but it is what is reported as failed.
+                    self.lose(first.block);
+                }
                 self.stop(CopyStop::Failed(failure), access);
             }
             Phase::Stopping { cause, abandon_at } if access.now >= abandon_at => {
