@@ -39,7 +39,9 @@ impl State {
             IoOpcode::READ => self.read(bus, sqe),
             IoOpcode::WRITE => self.write(bus, sqe),
             IoOpcode::FLUSH => self.flush(sqe),
-            IoOpcode::COPY if self.options.copy.is_some() => return self.copy(bus, sqe, None),
+            IoOpcode::COPY if self.options.copy.is_some() => {
+                return self.copy(bus, sqe, None, self.failing_range());
+            }
             IoOpcode::COMPARE if optional => self.compare(bus, sqe),
             IoOpcode::WRITE_ZEROES if optional => self.write_zeroes(sqe),
             IoOpcode::DATASET_MANAGEMENT if optional => self.manage_dataset(bus, sqe),
@@ -242,9 +244,20 @@ impl State {
         Ok(())
     }
 
+    /// The source range at which each Copy fails.
+    fn failing_range(&self) -> Option<u8> {
+        self.options.copy.and_then(|it| it.failing_range)
+    }
+
     /// Copies the source ranges one after the other: all, or only the first `ranges`. If one fails, Dword
-    /// 0 of the completion is its number, and those before it are copied.
-    fn copy(&mut self, bus: &Bus, sqe: &Sqe, ranges: Option<usize>) -> Outcome {
+    /// 0 of the completion is its number, and those before it are copied. The range `failing` fails.
+    pub(super) fn copy(
+        &mut self,
+        bus: &Bus,
+        sqe: &Sqe,
+        ranges: Option<usize>,
+        failing: Option<u8>,
+    ) -> Outcome {
         let mut list = [CopyRange::new_zeroed(); RANGES_MAX];
         let list = match self.prepare_copy(bus, sqe, &mut list) {
             Ok((namespace, count)) => (namespace, &list[..ranges.unwrap_or(count).min(count)]),
@@ -252,7 +265,6 @@ impl State {
         };
         let (namespace, list) = list;
         let is_across = sqe.copy().control.format().names_namespaces();
-        let failing = self.options.copy.and_then(|it| it.failing_range);
         let fua = sqe.copy().control.fua();
         let mut to = sqe.copy().sdlba.get();
         for (number, range) in list.iter().enumerate() {
@@ -378,7 +390,7 @@ impl State {
     pub(super) fn write_in_part(&mut self, bus: &Bus, sqe: &Sqe) {
         if sqe.io_opcode() == IoOpcode::COPY && self.options.copy.is_some() {
             let ranges = self.seeded.below(sqe.copy().ranges() as u64) as usize;
-            let _ = self.copy(bus, sqe, Some(ranges));
+            let _ = self.copy(bus, sqe, Some(ranges), self.failing_range());
             return;
         }
         if sqe.io_opcode() != IoOpcode::WRITE {

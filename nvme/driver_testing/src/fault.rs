@@ -158,6 +158,9 @@ pub enum Fault {
     WrongHead(u16),
     /// The command does not execute and completes with this status.
     Status(Status),
+    /// The Copy fails at this source range, after it has copied the ranges before it. Other commands, and
+    /// a Copy without that range, execute.
+    CopyFailsAt(u8),
     /// The command executes after this additional delay.
     Delay(Nanos),
     /// The controller stops with a fatal status (CSTS.CFS) instead of executing the command.
@@ -204,6 +207,7 @@ impl Fault {
             | Self::WrongQueue(_)
             | Self::WrongHead(_)
             | Self::Status(_)
+            | Self::CopyFailsAt(_)
             | Self::Delay(_)
             | Self::Fatal
             | Self::Remove => Site::Command,

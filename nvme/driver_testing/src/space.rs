@@ -68,6 +68,13 @@ impl EmulatedSpace {
         self.refuses.store(refuses, Ordering::Release);
     }
 
+    /// Unmaps everything, as the kernel does when the process that has the IOMMU container ends.
+    pub fn close(&self) {
+        let mut addresses = self.lock();
+        addresses.mapped.clear();
+        addresses.reserved.clear();
+    }
+
     /// Bytes of drives that are mapped for their neighbours.
     #[must_use]
     pub fn mapped_bytes(&self) -> usize {

@@ -2,7 +2,7 @@
 //! execution, completion.
 
 use block_testing::Latency;
-use nvme_spec::command::Sqe;
+use nvme_spec::command::{IoOpcode, Sqe};
 use nvme_spec::completion::StatusField;
 use nvme_spec::event::AsyncEvent;
 use nvme_spec::{Cqe, Status, U16};
@@ -321,6 +321,11 @@ impl State {
         let outcome = match fault {
             Some(Fault::Status(status)) => Outcome::Done(status, 0),
             _ if queue_id == 0 => self.execute_admin(bus, sqe),
+            Some(Fault::CopyFailsAt(range))
+                if queue_id != 0 && sqe.io_opcode() == IoOpcode::COPY =>
+            {
+                self.copy(bus, sqe, None, Some(range))
+            }
             _ => self.execute_io(bus, sqe),
         };
         let Outcome::Done(status, result) = outcome else {

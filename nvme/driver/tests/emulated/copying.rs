@@ -274,6 +274,22 @@ fn copy_that_fails_returns_its_lease() {
     }
 }
 
+/// The drive fails after a part of one copy, and executes the next one.
+#[test]
+fn copy_that_fails_once_succeeds_again() {
+    let mut lab = Lab::new(Some(COPY));
+    lab.rig.control.inject(FaultRule::new(
+        FaultMatch::io().with_opcode(IoOpcode::COPY.0),
+        When::First(1),
+        Fault::CopyFailsAt(1),
+    ));
+    let failed = lab.run(100, &[(3, 2), (9, 1)]);
+    assert_eq!(failed, Err(DeviceError::MediaRead));
+    assert_eq!(lab.blocks(100, 3), [content(3), content(4), 0]);
+    assert_eq!(lab.run(100, &[(3, 2), (9, 1)]), Ok(()));
+    assert_eq!(lab.blocks(100, 3), [content(3), content(4), content(9)]);
+}
+
 /// The drive does not complete a copy: its deadline ends it, and the drive copies again afterwards.
 #[test]
 fn copy_has_a_deadline() {
