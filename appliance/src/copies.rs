@@ -18,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use appliance_config::Name;
 use block::{
     COPIES_MAX, Copier, CopyEnd, CopyFailure, CopyMessage, CopyProgress, CopyStart, CopyStep,
-    CopyStop, Health,
+    CopyStop, Health, ReactorDevices,
 };
 use hugemem::Arena;
 use reactors::ring::Receiver;
@@ -27,7 +27,8 @@ use reactors::{InitError, ReactorHandle, ReactorSetup};
 use crate::devices::Devices;
 use crate::messages::MessageRings;
 use crate::reactor_setup::{ReactorParts, Service};
-pub(crate) use check::{Checked, CopyRefusal, CopyWanted, check};
+pub use check::CopyWanted;
+pub(crate) use check::{Checked, CopyRefusal, check};
 
 /// Copies that are remembered, including those that run.
 const REMEMBERED_MAX: usize = 32;
@@ -222,6 +223,26 @@ impl Copies {
         }
     }
 
+    /// Adds the copier to the devices of reactor `index`, if that executes the copies.
+    ///
+    /// # Errors
+    /// It has been added before.
+    pub(crate) fn attach(
+        &self,
+        index: usize,
+        devices: &ReactorDevices,
+        arena: &Arc<Arena>,
+    ) -> Result<(), &'static str> {
+        if index != self.reactor {
+            return Ok(());
+        }
+        let mut receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner);
+        let messages = receiver.take().ok_or("copies are set up once")?;
+        let copier = Copier::new(Rc::clone(devices.set()), arena.pool(0), messages);
+        devices.add(Rc::new(RefCell::new(copier)));
+        Ok(())
+    }
+
     fn all(&self) -> MutexGuard<'_, VecDeque<Copy>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -316,6 +337,13 @@ impl Copies {
         Ok(number)
     }
 
+    /// The progress of a copy, if it is remembered.
+    pub(crate) fn progress(&self, number: u32) -> Option<Arc<CopyProgress>> {
+        let all = self.all();
+        let found = all.iter().find(|it| it.sample.number == number)?;
+        Some(Arc::clone(&found.progress))
+    }
+
     /// Aborts a copy; it ends when its requests have.
     ///
     /// # Errors
@@ -387,14 +415,7 @@ fn report(sample: &CopySample) {
 
 impl Service for Copies {
     fn set_up(&self, parts: &ReactorParts, setup: &mut ReactorSetup<'_>) -> Result<(), InitError> {
-        if setup.index() != self.reactor {
-            return Ok(());
-        }
-        let mut receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner);
-        let messages = receiver.take().ok_or("copies are set up once")?;
-        let pool = Arena::pool(&parts.arena, 0);
-        let copier = Copier::new(Rc::clone(parts.devices.set()), pool, messages);
-        parts.devices.add(Rc::new(RefCell::new(copier)));
+        self.attach(setup.index(), &parts.devices, &parts.arena)?;
         Ok(())
     }
 }

@@ -10,15 +10,15 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc;
 
 use appliance_config::{AnaState, Config, Listener, Name};
-use block::{Device, ReactorDevices};
-use hugemem::{Arena, Pool, Region};
+use block::{CopyProgress, Device, ReactorDevices};
+use hugemem::{Arena, Region};
 use nvme_target::{DeviceIndex, PortId, Target, TargetCore};
 use nvme_tcp::SharedTlsKeys;
 use reactors::ring::Receiver;
 use reactors::{Poller, ReactorHandle};
 
 use crate::control;
-use crate::copies::Copies;
+use crate::copies::{self, Copies};
 use crate::devices::{Devices, DriveNamespace};
 use crate::error::{Failure, with_causes};
 use crate::exports::{self, Ports};
@@ -33,6 +33,7 @@ use crate::reservation_files::ReservationFiles;
 use crate::revoked_keys::RevokedKeys;
 use crate::running::Running;
 
+pub use crate::copies::CopyWanted;
 pub use crate::devices::{DeviceOperations, Opened, Opener};
 pub use crate::event_loop::EventLoop;
 pub use crate::identities::{Content, Identities};
@@ -127,6 +128,7 @@ impl HeadlessAppliance {
         paced.map_err(|error| with_causes(&error))?;
         let (control_queues, messages) = MessageRings::new(reactors);
         let undrained = Arc::new(AtomicUsize::new(reactors));
+        let copies = Arc::new(Copies::new(reactors));
         let parts = messages.into_iter().enumerate();
         Ok(Self {
             started: Started {
@@ -143,7 +145,7 @@ impl HeadlessAppliance {
                 control_queues,
                 operator_states: states,
                 files: None,
-                copies: Arc::new(Copies::new(1)),
+                copies: Arc::clone(&copies),
             },
             parts: parts
                 .map(|(reactor, messages)| ReactorPart {
@@ -151,6 +153,7 @@ impl HeadlessAppliance {
                     messages,
                     queue_depth,
                     undrained: Arc::clone(&undrained),
+                    copies: Arc::clone(&copies),
                 })
                 .collect(),
         })
@@ -180,7 +183,11 @@ impl HeadlessAppliance {
             transports,
             ..self.started
         };
-        Control(Reconciler::new(started, handles))
+        started.copies.set_wakers(handles);
+        Control {
+            copies: Arc::clone(&started.copies),
+            reconciler: Reconciler::new(started, handles),
+        }
     }
 }
 
@@ -190,35 +197,64 @@ pub struct ReactorPart {
     messages: Receiver<ControlMessage>,
     queue_depth: usize,
     undrained: Arc<AtomicUsize>,
+    copies: Arc<Copies>,
 }
 
 impl ReactorPart {
     /// Creates the pollers: one polls the devices and their clients, one passes control messages to
-    /// the core; both drain when the reactor stops. `pool` gives memory to the queues of devices.
-    /// Register them after the transports.
+    /// the core; both drain when the reactor stops. `arena` gives memory to copies of devices, and to
+    /// the queues of devices, of which `requests_max` requests may wait for it. Register them after the
+    /// transports.
     ///
     /// # Errors
     /// The error of the operating system.
     pub fn pollers(
         self,
         core: Rc<RefCell<TargetCore>>,
-        pool: Pool,
+        arena: &Arc<Arena>,
+        requests_max: usize,
     ) -> io::Result<[Box<dyn Poller>; 2]> {
         let devices = ReactorDevices::new(Rc::clone(core.borrow().devices()));
         let poller_parts = TargetPollerParts {
             messages: self.messages,
-            pool,
+            pool: arena.pool(requests_max),
             reactor: self.reactor,
             queue_depth: self.queue_depth,
         };
         let target = poller_parts.poller(core, devices.clone());
+        let attached = self.copies.attach(self.reactor, &devices, arena);
+        attached.map_err(io::Error::other)?;
         let devices = DrainedDevices::new(devices, self.undrained)?;
         Ok([target, Box::new(devices)])
     }
 }
 
 /// The control thread's part of a running appliance.
-pub struct Control(Reconciler);
+pub struct Control {
+    reconciler: Reconciler,
+    copies: Arc<Copies>,
+}
+
+/// The part of the control plane that follows and aborts copies of devices, also while the
+/// configuration changes.
+#[derive(Clone)]
+pub struct CopyOperator(Arc<Copies>);
+
+impl CopyOperator {
+    /// The progress of a copy, if it is remembered.
+    #[must_use]
+    pub fn progress(&self, number: u32) -> Option<Arc<CopyProgress>> {
+        self.0.progress(number)
+    }
+
+    /// Aborts a copy, as `windlass copy --abort` does.
+    ///
+    /// # Errors
+    /// There is no such copy, or it has ended.
+    pub fn abort(&self, number: u32) -> Result<(), String> {
+        self.0.abort(number).map_err(|refusal| refusal.to_string())
+    }
+}
 
 /// The part of the control plane that sets ANA states, also while the configuration changes.
 pub struct AnaOperator {
@@ -282,7 +318,7 @@ impl From<ApplyAnswer> for Outcome {
 impl Control {
     /// Applies the configuration `wanted`, as `windlass apply` does.
     pub fn apply(&mut self, wanted: &Config, event_loop: &mut dyn EventLoop) -> Outcome {
-        self.0
+        self.reconciler
             .apply(wanted, ApplyOptions::default(), event_loop)
             .into()
     }
@@ -291,15 +327,15 @@ impl Control {
     #[must_use]
     pub fn ana_operator(&self) -> AnaOperator {
         AnaOperator {
-            running: self.0.running(),
-            target: Arc::clone(self.0.target()),
+            running: self.reconciler.running(),
+            target: Arc::clone(self.reconciler.target()),
         }
     }
 
     /// What a new process continues with.
     #[must_use]
     pub fn continued(&self) -> Continued {
-        let running = self.0.running();
+        let running = self.reconciler.running();
         let operator_states = running.operator_states.lock().clone();
         Continued {
             ports: Ports::clone(&running.ports.load()),
@@ -309,18 +345,39 @@ impl Control {
 
     /// Notifies hosts of changes of the devices, as the control thread does in every iteration.
     pub fn poll(&mut self) {
-        self.0.poll();
+        self.reconciler.poll();
+        self.copies.report_ended(self.reconciler.devices());
+    }
+
+    /// Begins a copy of a device to another, as `windlass copy` does. Returns its number.
+    ///
+    /// # Errors
+    /// Why it does not begin; nothing was changed.
+    pub fn copy(&mut self, wanted: &CopyWanted) -> Result<u32, String> {
+        let devices = self.reconciler.devices();
+        let checked = copies::check(wanted, self.config(), devices, &self.copies);
+        let started = checked.and_then(|checked| self.copies.start(checked));
+        started.map_err(|refusal| refusal.to_string())
+    }
+
+    /// The part of the control plane that follows and aborts copies.
+    #[must_use]
+    pub fn copy_operator(&self) -> CopyOperator {
+        CopyOperator(Arc::clone(&self.copies))
     }
 
     /// The running configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
-        self.0.config()
+        self.reconciler.config()
     }
 
     /// The index of a device in the target, if it has one.
     #[must_use]
     pub fn place_of(&self, device: &Name) -> Option<DeviceIndex> {
-        self.0.devices().get(device).map(|(place, _)| place)
+        self.reconciler
+            .devices()
+            .get(device)
+            .map(|(place, _)| place)
     }
 }

@@ -10,21 +10,23 @@ use crate::quantity;
 
 /// The copy that an operator wants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CopyWanted {
-    pub(crate) source: String,
-    pub(crate) destination: String,
+pub struct CopyWanted {
+    /// The name of the device that is read.
+    pub source: String,
+    /// The name of the device that is written.
+    pub destination: String,
     /// The beginning of the range in bytes, on both devices.
-    pub(crate) offset: u64,
+    pub offset: u64,
     /// The length of the range in bytes; `None`: to the end of the source.
-    pub(crate) length: Option<u64>,
+    pub length: Option<u64>,
     /// Hosts may write to the source meanwhile.
-    pub(crate) live: bool,
+    pub live: bool,
     /// Hosts may use the destination.
-    pub(crate) overwrite_exported: bool,
+    pub overwrite_exported: bool,
     /// Data is moved through the memory of one of their drives.
-    pub(crate) drive_memory: bool,
+    pub drive_memory: bool,
     /// Their drive copies by itself what it can.
-    pub(crate) by_drive: bool,
+    pub by_drive: bool,
 }
 
 /// A copy that may begin.

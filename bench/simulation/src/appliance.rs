@@ -3,6 +3,7 @@
 
 mod access;
 mod accounts;
+mod copying;
 mod drive_memory;
 mod handing_over;
 mod listening;
@@ -16,10 +17,10 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use appliance::headless::{
-    AnaOperator, Control, HeadlessAppliance, Listening, Parts, PortMessages,
+    AnaOperator, Control, CopyOperator, HeadlessAppliance, Listening, Parts, PortMessages,
 };
 use appliance_config::{Config, Listener, Transport};
-use block::{Device, DeviceSet, HealthState, OpenError, QueueOptions};
+use block::{DataPath, Device, DeviceSet, HealthState, OpenError, QueueOptions};
 use hugemem::{Arena, DmaViolation, Region};
 use nvme_driver::{DriveCounters, DriveOwner, DriveState};
 use nvme_rdma::{
@@ -69,6 +70,8 @@ pub struct Appliance {
     arena: Arc<Arena>,
     /// The devices of drives, by disk number.
     devices: Vec<(usize, Arc<dyn Device>)>,
+    /// By disk: how its data takes its way.
+    data_paths: Vec<DataPath>,
     cores: Vec<Rc<RefCell<TargetCore>>>,
     /// The NVMe/TCP transport of each reactor.
     tcp: Vec<Rc<RefCell<SimTcp>>>,
@@ -80,6 +83,7 @@ pub struct Appliance {
     /// The control thread's state; `None` while a configuration change uses it.
     control: Option<Control>,
     ana_operator: AnaOperator,
+    copies: CopyOperator,
     drives: Vec<Opened>,
     placement: Placement,
     /// The port settings that the transports received last.
@@ -180,7 +184,7 @@ impl Appliance {
                 pollers.push(Box::new(Watched::new(&transport)));
                 rdma_watched.push(transport);
             }
-            let behind = part.pollers(core, arena.pool(COMMANDS_MAX));
+            let behind = part.pollers(core, &arena, COMMANDS_MAX);
             pollers.extend(behind.map_err(|error| text(&error))?);
             let reactor = simulation.reactor(index);
             for poller in pollers {
@@ -196,11 +200,13 @@ impl Appliance {
         let control = headless.begin(transports, &handles);
         Ok(Self {
             ana_operator: control.ana_operator(),
+            copies: control.copy_operator(),
             control: Some(control),
             simulation,
             target,
             arena,
             devices,
+            data_paths: swarm.data_paths.clone(),
             cores,
             tcp: watched,
             tcp_listening,
@@ -335,6 +341,7 @@ impl Appliance {
             rdma,
             control,
             ana_operator,
+            copies,
             ..
         } = self;
         drop((
@@ -345,6 +352,7 @@ impl Appliance {
             cores,
             control,
             ana_operator,
+            copies,
             target,
             devices,
             drives,
@@ -468,11 +476,11 @@ fn open(
 ) -> Result<Drives, String> {
     let (mut devices, mut drives) = (Vec::new(), Vec::new());
     let mut now = time.now();
-    for (number, storage) in storages.iter().enumerate() {
+    for storage in storages {
         if let Storage::Drive(drive) = storage {
             let depth = swarm.device_queue_depth;
             let (opened, owner) = drive.open(arena, swarm.reactors, depth, &mut now)?;
-            devices.push((number, Arc::clone(&opened.device)));
+            devices.extend(opened.devices.iter().cloned());
             drives.push((opened, owner));
         }
     }
@@ -524,7 +532,7 @@ fn disks_by_name(storages: &[Storage], shelf: &Shelf) -> Disks {
             Storage::File(file) => files.push(file.clone()),
             Storage::Ram(it) => ram.push((device_name(number), it.clone())),
             // The shelf contains the disks.
-            Storage::Disk(_) | Storage::Drive(_) => {}
+            Storage::Disk(_) | Storage::Drive(_) | Storage::Neighbour(_) => {}
         }
     }
     Disks {

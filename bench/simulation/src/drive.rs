@@ -15,18 +15,23 @@ use nvme_driver::{
 };
 use nvme_driver_testing::{
     ControllerMemoryOptions, CopyAcross, EmulatedController, EmulatedCopy, EmulatedNamespace,
-    EmulatedOptions, EmulatorControl, Fault, FaultId, FaultMatch, FaultRule, MemoryFile, SglRules,
-    ShadowDoorbells,
+    EmulatedOptions, EmulatedSpace, EmulatorControl, Fault, FaultId, FaultMatch, FaultRule,
+    MemoryFile, SglRules, ShadowDoorbells,
 };
 use nvme_spec::Status;
 use nvme_spec::command::IoOpcode;
 use reactors::Nanos;
 
 use crate::disk::{DiskBehaviour, DiskFigures, DiskShape};
+use crate::plan::device_name;
 use crate::random::Random;
+use crate::swarm::Swarm;
 
-/// The one namespace of a drive.
+/// The namespace of a drive's own disk, and of its neighbour, if there is one.
 const NSID: u32 = 1;
+const NEIGHBOUR_NSID: u32 = 2;
+/// Share of copies by a drive itself that fail at a source range, per million.
+const COPY_FAILURES: u32 = 120_000;
 /// Deadlines of a command and of each recovery step; short, to keep runs short.
 const DEADLINES: Deadlines = Deadlines {
     command: Nanos::from_secs(1),
@@ -123,14 +128,50 @@ impl HangingCommands {
     }
 }
 
+/// A disk that is a namespace of a drive.
+#[derive(Clone, Copy, Debug)]
+pub struct DriveDisk {
+    /// Its number.
+    pub number: usize,
+    /// Its properties.
+    pub shape: DiskShape,
+    /// How the data of copies, reads and writes takes its way.
+    pub path: DataPath,
+}
+
+/// The second namespace of a drive, which is another disk. Whatever happens to the drive is applied to
+/// the first one.
+pub struct Neighbour {
+    shape: DiskShape,
+    control: EmulatorControl,
+}
+
+impl Neighbour {
+    /// Its properties.
+    #[must_use]
+    pub fn shape(&self) -> DiskShape {
+        self.shape
+    }
+
+    /// Copies a block of the medium. Returns false if there is none.
+    #[must_use]
+    pub fn read_medium(&self, lba: u64, into: &mut [u8]) -> bool {
+        self.control.read_durable(NEIGHBOUR_NSID, lba, into)
+    }
+}
+
 /// A drive in its slot.
 pub struct Drive {
     name: String,
+    /// Its disks, with the namespaces.
+    disks: Vec<(u32, DriveDisk)>,
     number: usize,
     shape: DiskShape,
     controller: Arc<EmulatedController>,
     control: EmulatorControl,
     errors: Vec<FaultId>,
+    /// Failures of copies by itself, which are not those of requests.
+    copy_errors: Vec<FaultId>,
     flush_error: FaultId,
     slow: FaultId,
     /// Whether Abort ends its hangs.
@@ -148,20 +189,26 @@ pub struct Drive {
 }
 
 impl Drive {
-    /// A drive full of zeroes that accesses the memory of `arena`.
+    /// A drive full of zeroes that accesses the memory of `arena`, and that of other drives in `space`.
+    /// Its second namespace is the disk `neighbour`.
     ///
     /// # Errors
     /// The error of the kernel when the memory is mapped.
     pub fn new(
-        number: usize,
+        own: DriveDisk,
+        neighbour: Option<DriveDisk>,
         seed: u64,
-        shape: DiskShape,
-        behaviour: DiskBehaviour,
-        arena: &Arena,
-        hangs_are_abortable: bool,
+        swarm: &Swarm,
+        (arena, space): (&Arena, Option<&Arc<EmulatedSpace>>),
     ) -> std::io::Result<Self> {
+        let (behaviour, hangs_are_abortable) = (swarm.disk_behaviour, swarm.hangs_are_abortable);
+        let DriveDisk { number, shape, .. } = own;
         let mut random = Random::new(seed, 0x300 + number as u64);
-        let options = options(&mut random, number, shape, behaviour);
+        let options = options(&mut random, own, neighbour, behaviour);
+        let options = EmulatedOptions {
+            space: space.cloned(),
+            ..options
+        };
         let deallocate = if options.optional_commands {
             Deallocate::Unspecified
         } else {
@@ -179,6 +226,7 @@ impl Drive {
             (IoOpcode::READ, Status::UNRECOVERED_READ_ERROR),
             (IoOpcode::WRITE, Status::WRITE_FAULT),
             (IoOpcode::FLUSH, Status::INTERNAL_ERROR),
+            (IoOpcode::COPY, Status::UNRECOVERED_READ_ERROR),
         ];
         let errors = errors.map(|(opcode, status)| {
             let matching = FaultMatch::io().with_opcode(opcode.0);
@@ -187,6 +235,11 @@ impl Drive {
                 share(behaviour.error_permille),
                 Fault::Status(status),
             )
+        });
+        let copy_errors = [0, 1].map(|range| {
+            let copies = FaultMatch::io().with_opcode(IoOpcode::COPY.0);
+            let when = When::PerMillion(COPY_FAILURES);
+            inject(copies, when, Fault::CopyFailsAt(range))
         });
         let flush_error = inject(
             FaultMatch::io().with_opcode(IoOpcode::FLUSH.0),
@@ -205,9 +258,14 @@ impl Drive {
         };
         Ok(Self {
             name: format!("drive{number}"),
+            disks: [Some((NSID, own)), neighbour.map(|it| (NEIGHBOUR_NSID, it))]
+                .into_iter()
+                .flatten()
+                .collect(),
             number,
             shape,
             errors: errors.to_vec(),
+            copy_errors: copy_errors.to_vec(),
             flush_error,
             hangs_are_abortable,
             hanging: HangingCommands::default(),
@@ -253,11 +311,15 @@ impl Drive {
                 BringUpState::Pending => *now += BRING_UP_STEP,
                 BringUpState::Failed(error) => return Err(error.to_string()),
                 BringUpState::Ready((drive, owner)) => {
-                    let uuid = [self.number as u8 + 1; 16];
-                    let path = data_path(self.number);
-                    let device = drive.device_on_path(NSID, &self.name, uuid, path);
+                    let device_of = |(nsid, disk): &(u32, DriveDisk)| {
+                        let (name, uuid) = (device_name(disk.number), [disk.number as u8 + 1; 16]);
+                        let device = drive.device_on_path(*nsid, &name, uuid, disk.path);
+                        Ok((disk.number, device.map_err(|error| error.to_string())?))
+                    };
+                    let devices: Result<Vec<_>, String> =
+                        self.disks.iter().map(device_of).collect();
                     let opened = Opened {
-                        device: device.map_err(|error| error.to_string())?,
+                        devices: devices?,
                         owner: self.number % reactors,
                         number: self.number,
                         controller: Arc::clone(&self.controller),
@@ -275,6 +337,18 @@ impl Drive {
     #[must_use]
     pub fn shape(&self) -> DiskShape {
         self.shape
+    }
+
+    /// The disk of its second namespace.
+    #[must_use]
+    pub fn neighbour(&self, shape: DiskShape) -> Neighbour {
+        Neighbour {
+            shape: DiskShape {
+                deallocate: self.shape.deallocate,
+                ..shape
+            },
+            control: self.control.clone(),
+        }
     }
 
     /// Applies a mishap. Returns until when its completions may be late.
@@ -347,7 +421,8 @@ impl Drive {
 
     /// Turns off all further faults.
     pub fn disable_faults(&mut self) {
-        for rule in self.errors.iter().chain([&self.slow, &self.flush_error]) {
+        let rules = self.errors.iter().chain(&self.copy_errors);
+        for rule in rules.chain([&self.slow, &self.flush_error]) {
             self.control.arm(*rule, false);
         }
         self.reinsert();
@@ -441,8 +516,8 @@ impl Drive {
 
 /// A drive that an appliance has opened, as its control thread sees it.
 pub struct Opened {
-    /// Its namespace.
-    pub device: Arc<dyn Device>,
+    /// The devices of its namespaces, with the numbers of their disks.
+    pub devices: Vec<(usize, Arc<dyn Device>)>,
     /// The reactor of the drive's owner.
     pub owner: usize,
     /// The number of its disk.
@@ -484,24 +559,30 @@ impl Opened {
 
 /// Whether data may be in the memory of a drive.
 #[must_use]
-pub fn allows_memory(number: usize) -> bool {
-    data_path(number) != DataPath::Host
-}
-
-/// How the data of copies, reads and writes takes its way: every other drive allows its memory, if it has any.
-fn data_path(number: usize) -> DataPath {
-    match number % 2 {
-        0 => DataPath::Best,
-        _ => DataPath::Host,
-    }
+pub fn allows_memory(path: DataPath) -> bool {
+    path != DataPath::Host
 }
 
 fn options(
     random: &mut Random,
-    number: usize,
-    shape: DiskShape,
+    own: DriveDisk,
+    neighbour: Option<DriveDisk>,
     behaviour: DiskBehaviour,
 ) -> EmulatedOptions {
+    let DriveDisk {
+        number,
+        shape,
+        path,
+    } = own;
+    let namespace = |nsid, disk: DriveDisk| {
+        let DiskShape {
+            block_size,
+            block_count,
+            ..
+        } = disk.shape;
+        EmulatedNamespace::new(nsid, block_size, block_count)
+    };
+    let second = neighbour.map(|it| namespace(NEIGHBOUR_NSID, it));
     let span = |random: &mut Random| Nanos::from_millis(random.between(0, 50));
     let options = EmulatedOptions {
         name: format!("drive{number}"),
@@ -523,46 +604,43 @@ fn options(
             ShadowDoorbells::Poll,
         ]),
         sgl: random.pick(&[SglRules::Unsupported, SglRules::Any, SglRules::Dword]),
-        controller_memory: (random.coin() || allows_memory(number)).then_some(
+        controller_memory: (random.coin() || allows_memory(path)).then_some(
             ControllerMemoryOptions {
-                bytes: match data_path(number) {
+                bytes: match path {
                     DataPath::Host => 64 << 10,
                     DataPath::DeviceMemory | DataPath::Best => 1 << 20,
                 },
                 placed_by_host: true,
-                holds_data: allows_memory(number),
+                holds_data: allows_memory(path),
             },
         ),
         optional_commands: random.permille(700),
         write_zeroes_code: random.pick(&[0, 1, 4]),
-        namespaces: vec![EmulatedNamespace::new(
-            NSID,
-            shape.block_size,
-            shape.block_count,
-        )],
+        namespaces: [namespace(NSID, own)].into_iter().chain(second).collect(),
         seed: random.bits(),
         ..EmulatedOptions::default()
     };
     EmulatedOptions {
-        copy: copy(options.seed),
+        copy: copy(options.seed, neighbour.is_some()),
         ..options
     }
 }
 
 /// Whether a drive copies by itself, and what at most. Others copy through memory of drives only.
-fn copy(seed: u64) -> Option<EmulatedCopy> {
+fn copy(seed: u64, has_neighbour: bool) -> Option<EmulatedCopy> {
     let bit = |place: u32| seed >> place & 1 == 1;
-    bit(8).then(|| EmulatedCopy {
+    (bit(8) || has_neighbour).then(|| EmulatedCopy {
         range_blocks_max: if bit(9) { 4 } else { 128 },
         blocks_max: if bit(10) { 8 } else { 1024 },
         ranges_max_z: if bit(11) { 0 } else { 127 },
         single_atomicity: true,
         failing_range: (seed >> 12 & 3 == 0).then_some(u8::from(bit(14))),
-        // No copy of the simulation uses it, but each start of a drive enables it.
+        // Each start of a drive enables it, also without a second namespace.
         across: match (bit(15), bit(16)) {
-            (false, _) => CopyAcross::Unsupported,
-            (true, false) => CopyAcross::Supported,
             (true, true) => CopyAcross::NotEnabled,
+            (true, false) => CopyAcross::Supported,
+            (false, _) if has_neighbour => CopyAcross::Supported,
+            (false, _) => CopyAcross::Unsupported,
         },
     })
 }

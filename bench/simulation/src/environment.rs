@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use appliance::headless::Identities;
 use hugemem::{Arena, ArenaConfig, PagePolicy};
+use nvme_driver_testing::EmulatedSpace;
 use reactors::Nanos;
 
 use crate::appliance::Shelf;
 use crate::authentication::KeyFiles;
 use crate::disk::Disk;
-use crate::drive::Drive;
+use crate::drive::{Drive, DriveDisk};
 use crate::fabric::RdmaNetwork;
 use crate::faults::Fault;
 use crate::figures::Figures;
@@ -58,6 +59,8 @@ pub struct Environment {
     pub identities: Identities,
     /// The memory that drives access; it outlives the appliance.
     pub arena: Option<Arc<Arena>>,
+    /// The address space that drives share, if they access the memory of each other.
+    pub space: Option<Arc<EmulatedSpace>>,
     /// The judge of data.
     pub judge: Judge,
     /// The current configuration.
@@ -142,7 +145,8 @@ impl Environment {
         }
         let has_drives = swarm.faults.has(Fault::Drive);
         let arena = has_drives.then(|| arena(&swarm).expect("memory of this size"));
-        let disks = storages(seed, &mut swarm, arena.as_deref(), &time);
+        let space = (has_drives && swarm.drives_share_memory).then(Arc::default);
+        let disks = storages(seed, &mut swarm, (arena.as_deref(), space.as_ref()), &time);
         let shapes = swarm.disks.iter();
         let sizes: Vec<_> = shapes
             .map(|it| (it.block_count, it.block_size, it.volatile))
@@ -197,6 +201,7 @@ impl Environment {
             time,
             disks,
             arena,
+            space,
         }
     }
 
@@ -442,11 +447,12 @@ pub fn arena(swarm: &Swarm) -> Result<Arc<Arena>, hugemem::ArenaError> {
 fn storages(
     seed: u64,
     swarm: &mut Swarm,
-    arena: Option<&Arena>,
+    (arena, space): (Option<&Arena>, Option<&Arc<EmulatedSpace>>),
     time: &SharedTime,
 ) -> Vec<Storage> {
     let mut storages = Vec::new();
-    for (number, shape) in swarm.disks.iter_mut().enumerate() {
+    for number in 0..swarm.disks.len() {
+        let shape = &swarm.disks[number];
         let random = Random::new(seed, 0x200 + number as u64);
         storages.push(match arena {
             _ if swarm.ram[number] => {
@@ -466,14 +472,35 @@ fn storages(
                 Storage::Disk(disk)
             }
             Some(arena) => {
-                let abortable = swarm.hangs_are_abortable;
-                let drive =
-                    Drive::new(number, seed, *shape, swarm.disk_behaviour, arena, abortable);
-                let drive = drive.expect("another mapping of the memory");
-                *shape = drive.shape();
-                Storage::Drive(Box::new(drive))
+                let storage = on_drive(number, seed, swarm, (arena, space), &storages);
+                swarm.disks[number] = storage.drive_shape().expect("a disk on a drive");
+                storage
             }
         });
     }
     storages
+}
+
+/// A disk on a drive: its first namespace, or the second one of a drive that exists.
+fn on_drive(
+    number: usize,
+    seed: u64,
+    swarm: &Swarm,
+    memory: (&Arena, Option<&Arc<EmulatedSpace>>),
+    storages: &[Storage],
+) -> Storage {
+    let disk = |number: usize| DriveDisk {
+        number,
+        shape: swarm.disks[number],
+        path: swarm.data_paths[number],
+    };
+    if let Some(owner) = swarm.neighbours[number]
+        && let Storage::Drive(drive) = &storages[owner]
+    {
+        return Storage::Neighbour(drive.neighbour(swarm.disks[number]));
+    }
+    let mut neighbours = swarm.neighbours.iter();
+    let neighbour = neighbours.position(|owner| *owner == Some(number));
+    let drive = Drive::new(disk(number), neighbour.map(disk), seed, swarm, memory);
+    Storage::Drive(Box::new(drive.expect("another mapping of the memory")))
 }

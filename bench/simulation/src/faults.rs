@@ -166,6 +166,8 @@ faults! {
     Fuse = "fuse";
     /// Hosts copy blocks, several at once.
     Copy = "copy";
+    /// An operator copies disks to others while hosts use them.
+    DeviceCopy = "device-copy";
     /// Hosts see only some disks of their subsystem, or only read some.
     Mask = "mask";
     /// Hosts authenticate themselves, again and again, with keys that an administrator exchanges.
@@ -266,6 +268,7 @@ impl Fault {
             Fault::Ana => Some(Need::Operator),
             Fault::Fuse => Some(Need::Competitors),
             Fault::Copy => Some(Need::Copies),
+            Fault::DeviceCopy => Some(Need::DeviceCopies),
             Fault::Mask => Some(Need::Masks),
             Fault::Chap | Fault::ChapMisuse => Some(Need::Keys),
             Fault::Handover => Some(Need::NewProcess),
@@ -335,6 +338,8 @@ pub(crate) enum Need {
     Competitors,
     /// Copies; separate random streams for the selection and the occurrence.
     Copies,
+    /// Copies of disks; separate random streams for the selection and the occurrence.
+    DeviceCopies,
     /// Masks; separate random streams for the selection and the occurrence.
     Masks,
     /// Keys of hosts; separate random streams for the selection and the occurrence.
@@ -408,6 +413,7 @@ pub(crate) fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Operator => (0xB0, Some(Fault::Ana), 300),
         Need::Competitors => (0xC0, Some(Fault::Fuse), 300),
         Need::Copies => (0xC2, Some(Fault::Copy), 300),
+        Need::DeviceCopies => (0xC6, Some(Fault::DeviceCopy), 350),
         Need::Masks => (0xD0, Some(Fault::Mask), 300),
         Need::Keys => (0xE0, Some(Fault::Chap), 200),
         // Most seeds have what is not handed over.

@@ -64,6 +64,16 @@ pub struct Figures {
     pub copies_by_drives: u64,
     /// Reads and writes whose data was in memory of drives, of the last appliance of each run.
     pub transfers_in_drives: u64,
+    /// Copies of disks that were complete.
+    pub device_copies: u64,
+    /// Copies of disks that ended before.
+    pub device_copies_stopped: u64,
+    /// Copies of disks that did not begin.
+    pub device_copies_refused: u64,
+    /// Blocks of copied disks whose data was in memory of drives.
+    pub device_copies_in_drives: u64,
+    /// Blocks of copied disks that drives copied by themselves.
+    pub device_copies_by_drives: u64,
     /// Lists of namespaces that were compared with masks.
     pub lists_judged: u64,
     /// Queues whose host was authenticated.
@@ -221,6 +231,11 @@ impl Figures {
         self.copies_in_drives += other.copies_in_drives;
         self.copies_by_drives += other.copies_by_drives;
         self.transfers_in_drives += other.transfers_in_drives;
+        self.device_copies += other.device_copies;
+        self.device_copies_stopped += other.device_copies_stopped;
+        self.device_copies_refused += other.device_copies_refused;
+        self.device_copies_in_drives += other.device_copies_in_drives;
+        self.device_copies_by_drives += other.device_copies_by_drives;
         self.lists_judged += other.lists_judged;
         self.authentications += other.authentications;
         self.wrong_keys += other.wrong_keys;
@@ -259,7 +274,7 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
-             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied ({} copies across namespaces, {} in memory of drives, {} by drives), {} reads and writes in memory of drives, {} lists of namespaces judged, {} queues authenticated, {} wrong keys refused, {} commands with a rate limit, {} limits of paces, longest undisturbed wait {} ({} of a thousand of its bound), {} \
+             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied ({} copies across namespaces, {} in memory of drives, {} by drives), {} reads and writes in memory of drives, {} copies of disks complete ({} stopped, {} refused, {} blocks in memory of drives, {} by drives), {} lists of namespaces judged, {} queues authenticated, {} wrong keys refused, {} commands with a rate limit, {} limits of paces, longest undisturbed wait {} ({} of a thousand of its bound), {} \
              waits for memory, at most {} grants before that of a waiting host",
             self.steps,
             self.identities_judged,
@@ -274,6 +289,11 @@ impl fmt::Display for Figures {
             self.copies_in_drives,
             self.copies_by_drives,
             self.transfers_in_drives,
+            self.device_copies,
+            self.device_copies_stopped,
+            self.device_copies_refused,
+            self.device_copies_in_drives,
+            self.device_copies_by_drives,
             self.lists_judged,
             self.authentications,
             self.wrong_keys,

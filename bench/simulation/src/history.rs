@@ -229,6 +229,19 @@ impl BlockHistory {
         Some(contents)
     }
 
+    /// The contents that a read has returned or may return, as far as they are remembered.
+    #[must_use]
+    pub fn former_contents(&self) -> Vec<Option<u64>> {
+        let mut contents = Vec::new();
+        for candidate in &self.candidates {
+            match &candidate.copied {
+                None => contents.push((!candidate.zero).then_some(candidate.version)),
+                Some(copied) => contents.extend(&copied.contents),
+            }
+        }
+        contents
+    }
+
     /// Whether a read that began at `began` may return the content of `version`, or zeroes for
     /// `None`. Changes nothing.
     ///

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use appliance_config::{Config, MaskedAccess};
+use block::DataPath;
 
 use crate::authentication::key_name;
 use crate::fabric::TARGET_ADDRESS;
@@ -262,10 +263,17 @@ impl ServedConfig {
                     shape.block_size
                 )
             } else if swarm.faults.has(Fault::Drive) {
+                let owner = swarm.neighbours[disk];
                 writeln!(
                     text,
-                    "type = \"nvme\"\npci = \"0000:{:02x}:00.0\"",
-                    disk + 1
+                    "type = \"nvme\"\npci = \"0000:{:02x}:00.0\"\nnamespace = {}\ndata_path = \"{}\"",
+                    owner.unwrap_or(disk) + 1,
+                    1 + usize::from(owner.is_some()),
+                    match swarm.data_paths[disk] {
+                        DataPath::Host => "host",
+                        DataPath::DeviceMemory => "drive-memory",
+                        DataPath::Best => "auto",
+                    }
                 )
             } else {
                 writeln!(

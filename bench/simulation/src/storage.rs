@@ -5,8 +5,8 @@ use nvme_driver_testing::MemoryFile;
 use reactors::Nanos;
 
 use crate::content::{self, Stamp};
-use crate::disk::{Disk, DiskBehaviour, DiskFigures};
-use crate::drive::{Drive, Mishap};
+use crate::disk::{Disk, DiskBehaviour, DiskFigures, DiskShape};
+use crate::drive::{Drive, Mishap, Neighbour};
 use crate::file_disk::FileDisk;
 use crate::judge::Violation;
 use crate::ram::Ram;
@@ -44,9 +44,27 @@ pub enum Storage {
     Ram(Ram),
     /// An emulated drive with the production driver.
     Drive(Box<Drive>),
+    /// The second namespace of a drive, which is another disk.
+    Neighbour(Neighbour),
 }
 
 impl Storage {
+    /// Whether it is a namespace of a drive.
+    #[must_use]
+    pub fn is_on_drive(&self) -> bool {
+        self.drive_shape().is_some()
+    }
+
+    /// The properties of a namespace of a drive, including the drive's own effect of deallocations.
+    #[must_use]
+    pub fn drive_shape(&self) -> Option<DiskShape> {
+        match self {
+            Self::Disk(_) | Self::File(_) | Self::Ram(_) => None,
+            Self::Drive(drive) => Some(drive.shape()),
+            Self::Neighbour(disk) => Some(disk.shape()),
+        }
+    }
+
     /// Puts it back if it was pulled out.
     pub fn reinsert(&mut self) {
         match self {
@@ -54,6 +72,7 @@ impl Storage {
             Self::File(_) => {}
             Self::Ram(ram) => ram.reinsert(),
             Self::Drive(drive) => drive.reinsert(),
+            Self::Neighbour(_) => {}
         }
     }
 
@@ -62,7 +81,7 @@ impl Storage {
     pub fn needs_restart(&self) -> bool {
         match self {
             Self::Disk(disk) => disk.is_removed(),
-            Self::File(_) | Self::Ram(_) | Self::Drive(_) => false,
+            Self::File(_) | Self::Ram(_) | Self::Drive(_) | Self::Neighbour(_) => false,
         }
     }
 
@@ -70,7 +89,7 @@ impl Storage {
     #[must_use]
     pub fn memory_file(&self) -> Option<MemoryFile> {
         match self {
-            Self::Disk(_) | Self::File(_) | Self::Ram(_) => None,
+            Self::Disk(_) | Self::File(_) | Self::Ram(_) | Self::Neighbour(_) => None,
             Self::Drive(drive) => drive.memory_file(),
         }
     }
@@ -78,7 +97,7 @@ impl Storage {
     /// Prepares a drive for the kill of the appliance.
     pub fn prepare_kill(&self, power: bool) {
         match self {
-            Self::Disk(_) | Self::File(_) | Self::Ram(_) => {}
+            Self::Disk(_) | Self::File(_) | Self::Ram(_) | Self::Neighbour(_) => {}
             Self::Drive(drive) if power => drive.cut_power(),
             Self::Drive(drive) => drive.prepare_kill(),
         }
@@ -91,6 +110,7 @@ impl Storage {
             Self::File(file) => file.cut_power(),
             Self::Ram(_) => {}
             Self::Drive(drive) => drive.cut_power(),
+            Self::Neighbour(_) => {}
         }
     }
 
@@ -103,6 +123,7 @@ impl Storage {
             Self::File(file) => file.with_medium(|all, block| copy_block(all, block, lba, into)),
             Self::Ram(_) => false,
             Self::Drive(drive) => drive.read_medium(lba, into),
+            Self::Neighbour(disk) => disk.read_medium(lba, into),
         }
     }
 
@@ -115,7 +136,7 @@ impl Storage {
             Self::Disk(disk) => disk.with_medium(|all, block| judge_blocks(all, block, judge)),
             Self::File(file) => file.with_medium(|all, block| judge_blocks(all, block, judge)),
             // The medium of a drive is not accessible.
-            Self::Ram(_) | Self::Drive(_) => Ok(()),
+            Self::Ram(_) | Self::Drive(_) | Self::Neighbour(_) => Ok(()),
         }
     }
 
@@ -126,6 +147,7 @@ impl Storage {
             Self::File(_) => {}
             Self::Ram(ram) => ram.hold(Nanos::ZERO),
             Self::Drive(drive) => drive.reset_after_end(),
+            Self::Neighbour(_) => {}
         }
     }
 
@@ -133,7 +155,7 @@ impl Storage {
     /// other storage.
     pub fn apply_mishap(&mut self, mishap: Mishap, now: Nanos) -> Option<Nanos> {
         match self {
-            Self::Disk(_) | Self::File(_) | Self::Ram(_) => None,
+            Self::Disk(_) | Self::File(_) | Self::Ram(_) | Self::Neighbour(_) => None,
             Self::Drive(drive) => Some(drive.apply_mishap(mishap, now)),
         }
     }
@@ -153,13 +175,14 @@ impl Storage {
             Self::Ram(ram) => ram.set_behaviour(calm),
             Self::File(file) => file.disable_faults(),
             Self::Drive(drive) => drive.disable_faults(),
+            Self::Neighbour(_) => {}
         }
     }
 
     /// Advances it to the current time.
     pub fn advance_to(&mut self, now: Nanos) {
         match self {
-            Self::Disk(_) | Self::File(_) | Self::Ram(_) => {}
+            Self::Disk(_) | Self::File(_) | Self::Ram(_) | Self::Neighbour(_) => {}
             Self::Drive(drive) => drive.advance_to(now),
         }
     }
@@ -169,7 +192,7 @@ impl Storage {
     pub fn run_operator(&self, now: Nanos) -> bool {
         match self {
             Self::File(file) => file.run_operator(now),
-            Self::Disk(_) | Self::Ram(_) | Self::Drive(_) => false,
+            Self::Disk(_) | Self::Ram(_) | Self::Drive(_) | Self::Neighbour(_) => false,
         }
     }
 
@@ -178,7 +201,7 @@ impl Storage {
     pub fn evict(&self) -> bool {
         match self {
             Self::File(file) => file.evict(),
-            Self::Disk(_) | Self::Ram(_) | Self::Drive(_) => false,
+            Self::Disk(_) | Self::Ram(_) | Self::Drive(_) | Self::Neighbour(_) => false,
         }
     }
 
@@ -187,7 +210,7 @@ impl Storage {
     pub fn fails(&self) -> bool {
         match self {
             Self::File(file) => file.fails(),
-            Self::Disk(_) | Self::Ram(_) | Self::Drive(_) => false,
+            Self::Disk(_) | Self::Ram(_) | Self::Drive(_) | Self::Neighbour(_) => false,
         }
     }
 
@@ -196,7 +219,7 @@ impl Storage {
     pub fn lingering(&self) -> Vec<(Nanos, Nanos)> {
         match self {
             Self::Disk(disk) => disk.lingering(),
-            Self::File(_) | Self::Ram(_) | Self::Drive(_) => Vec::new(),
+            Self::File(_) | Self::Ram(_) | Self::Drive(_) | Self::Neighbour(_) => Vec::new(),
         }
     }
 
@@ -206,7 +229,7 @@ impl Storage {
         match self {
             Self::Disk(disk) => disk.hold(until),
             Self::Ram(ram) => ram.hold(until),
-            Self::File(_) | Self::Drive(_) => return false,
+            Self::File(_) | Self::Drive(_) | Self::Neighbour(_) => return false,
         }
         true
     }
@@ -216,7 +239,16 @@ impl Storage {
         match self {
             Self::Disk(disk) => disk.fail_next_open(),
             Self::Ram(ram) => ram.fail_next_open(),
-            Self::File(_) | Self::Drive(_) => {}
+            Self::File(_) | Self::Drive(_) | Self::Neighbour(_) => {}
+        }
+    }
+
+    /// Lets the next open succeed: a change that was refused has opened nothing.
+    pub fn allow_open(&self) {
+        match self {
+            Self::Disk(disk) => _ = disk.take_open_failure(),
+            Self::Ram(ram) => _ = ram.take_open_failure(),
+            Self::File(_) | Self::Drive(_) | Self::Neighbour(_) => {}
         }
     }
 
@@ -244,7 +276,7 @@ impl Storage {
     pub fn is_sync_failed(&self) -> bool {
         match self {
             Self::Disk(disk) => disk.is_sync_failed(),
-            Self::File(_) | Self::Ram(_) | Self::Drive(_) => false,
+            Self::File(_) | Self::Ram(_) | Self::Drive(_) | Self::Neighbour(_) => false,
         }
     }
 
@@ -253,7 +285,7 @@ impl Storage {
     pub fn is_writing(&self, version: u64) -> bool {
         match self {
             Self::Disk(disk) => disk.is_writing(version),
-            Self::File(_) | Self::Ram(_) | Self::Drive(_) => false,
+            Self::File(_) | Self::Ram(_) | Self::Drive(_) | Self::Neighbour(_) => false,
         }
     }
 
@@ -262,7 +294,7 @@ impl Storage {
     pub fn writing(&self) -> Vec<u64> {
         match self {
             Self::Disk(disk) => disk.writing(),
-            Self::File(_) | Self::Ram(_) | Self::Drive(_) => Vec::new(),
+            Self::File(_) | Self::Ram(_) | Self::Drive(_) | Self::Neighbour(_) => Vec::new(),
         }
     }
 
@@ -274,6 +306,8 @@ impl Storage {
             Self::File(file) => file.in_flight(),
             Self::Ram(ram) => ram.in_flight(),
             Self::Drive(drive) => drive.in_flight(),
+            // The first namespace counts them.
+            Self::Neighbour(_) => 0,
         }
     }
 
@@ -285,6 +319,7 @@ impl Storage {
             Self::File(file) => file.next_due(),
             Self::Ram(ram) => ram.next_due(),
             Self::Drive(drive) => drive.next_due(),
+            Self::Neighbour(_) => None,
         }
     }
 
@@ -296,6 +331,7 @@ impl Storage {
             Self::File(file) => file.figures(),
             Self::Ram(ram) => ram.figures(),
             Self::Drive(drive) => drive.figures(),
+            Self::Neighbour(_) => DiskFigures::default(),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use block::DataPath;
 use nvme_keys::ChapSecret;
 use reactors::Nanos;
 
@@ -133,6 +134,12 @@ pub struct Swarm {
     pub read_only: Vec<bool>,
     /// By disk: the ANA group of its namespace at the start.
     pub ana_groups: Vec<u32>,
+    /// By disk: the disk whose drive has it as its second namespace.
+    pub neighbours: Vec<Option<usize>>,
+    /// By disk: how the data of copies, reads and writes takes its way, if it is on a drive.
+    pub data_paths: Vec<DataPath>,
+    /// Whether drives access the memory of each other.
+    pub drives_share_memory: bool,
     /// By disk: whether it is the production RAM device.
     pub ram: Vec<bool>,
     /// Requests that one reactor may have outstanding at one disk; the others wait.
@@ -222,6 +229,11 @@ const SHARED_CONTROLLERS: u16 = 128;
 /// Arenas below this size can run out of memory.
 const ROOMY_ARENA_BYTES: usize = 32 << 20;
 
+/// Share of runs with copies of disks in which all disks have blocks of one size, per thousand.
+const ONE_BLOCK_SIZE_PERMILLE: u32 = 700;
+/// Share of runs with drives in which one has two namespaces, per thousand.
+const NEIGHBOURS_PERMILLE: u32 = 500;
+
 /// Latencies of a run in which hosts need memory at the same time.
 const CONTEND_NETWORK_LATENCY: Nanos = Nanos::from_micros(5);
 const CONTEND_DISK_LATENCY: Nanos = Nanos::from_millis(1);
@@ -250,6 +262,15 @@ impl Swarm {
     #[must_use]
     pub fn subsystem_of_disk(&self, disk: usize) -> usize {
         usize::from(self.subsystems > 1 && disk + 1 == self.disks.len())
+    }
+
+    /// The disks of the drive of a disk, with that which is its first namespace at the beginning; the disk
+    /// alone if it is on no drive.
+    #[must_use]
+    pub fn disks_of_drive(&self, disk: usize) -> Vec<usize> {
+        let owner = self.neighbours[disk].unwrap_or(disk);
+        let others = (0..self.neighbours.len()).filter(|it| self.neighbours[*it] == Some(owner));
+        [owner].into_iter().chain(others).collect()
     }
 
     /// Whether the arena can run out of memory, so that one connection can affect all others.
@@ -324,6 +345,7 @@ impl Swarm {
             .chain(faults_of(Need::Operator, seed))
             .chain(faults_of(Need::Competitors, seed))
             .chain(faults_of(Need::Copies, seed))
+            .chain(faults_of(Need::DeviceCopies, seed))
             .chain(faults_of(Need::Masks, seed))
             .chain(faults_of(Need::Keys, seed))
             .chain(faults_of(Need::NewProcess, seed))
@@ -331,6 +353,12 @@ impl Swarm {
             .chain(faults_of(Need::Paces, seed))
             .chain(limits.with.iter())
             .collect();
+        // Drives with two namespaces are for copies.
+        let copies = [Fault::Copy, Fault::DeviceCopy];
+        let chosen = match chosen.has(Fault::Drive) && has_neighbours(seed) {
+            true => copies.into_iter().fold(chosen, Faults::with),
+            false => chosen,
+        };
         let hides = Fault::NEEDS_ALL_DISKS.iter();
         let chosen = match hides.clone().any(|it| chosen.has(*it)) {
             // Most of the runs with masks.
@@ -372,6 +400,11 @@ impl Swarm {
             true => chosen.without(Fault::Pace),
             false => chosen,
         };
+        // The judges of waits for memory and of writes that the kernel holds back know hosts only.
+        let chosen = match chosen.has(Fault::Contend) || chosen.has(Fault::Stuck) {
+            true => chosen.without(Fault::DeviceCopy),
+            false => chosen,
+        };
         let faults = chosen
             .iter()
             .filter(|it| !limits.without.has(*it))
@@ -383,6 +416,11 @@ impl Swarm {
             false => transfer_max,
         };
         let mut disks = disks(&mut random, transfer_max);
+        if faults.has(Fault::DeviceCopy)
+            && Random::new(seed, 0xCC).permille(ONE_BLOCK_SIZE_PERMILLE)
+        {
+            unify_blocks(&mut disks);
+        }
         let files = files(seed, faults, &mut disks);
         let read_only = read_only(seed, faults, &mut disks);
         let mut disk_behaviour = disk_behaviour(&mut random, faults);
@@ -423,6 +461,7 @@ impl Swarm {
             add_path(seed, topology.tcp_listeners, &mut hosts);
         }
         let ram = ram_disks(seed, faults, &mut disks, &files);
+        let neighbours = neighbours(seed, faults, &mut disks, &ram, transfer_max);
         let small = random.pick(&[1_usize, 2]) * (1 << 20);
         let reactors = random.between(1, 3) as usize;
         let in_capsule_bytes = random.pick(&[0, 4096, 8192, 16 << 10]);
@@ -448,6 +487,9 @@ impl Swarm {
             files,
             read_only,
             ana_groups,
+            data_paths: data_paths(seed, &neighbours),
+            neighbours,
+            drives_share_memory: Random::new(seed, 0xCA).coin(),
             ram,
             device_queue_depth: Random::new(seed, 3).pick(&[2, 16, 64]),
             disk_behaviour,
@@ -611,6 +653,73 @@ fn ram_disks(
         is_ram
     });
     ram.collect()
+}
+
+/// Gives all disks blocks of the size of the first one's, so that they can be copied to each other.
+fn unify_blocks(disks: &mut [DiskShape]) {
+    let Some(first) = disks.first().copied() else {
+        return;
+    };
+    for disk in disks {
+        disk.block_size = first.block_size;
+        disk.transfer_blocks_max = first.transfer_blocks_max;
+    }
+}
+
+/// Whether a drive has two namespaces, if there are drives and enough disks.
+fn has_neighbours(seed: u64) -> bool {
+    Random::new(seed, 0xC8).permille(NEIGHBOURS_PERMILLE)
+}
+
+/// Makes a disk the second namespace of the drive of another one.
+fn neighbours(
+    seed: u64,
+    faults: Faults,
+    disks: &mut [DiskShape],
+    ram: &[bool],
+    transfer_max: usize,
+) -> Vec<Option<usize>> {
+    let mut neighbours = vec![None; disks.len()];
+    let mut on_drives = (0..disks.len()).filter(|disk| !ram[*disk]);
+    let are_wanted = faults.has(Fault::Drive) && has_neighbours(seed);
+    if are_wanted && let (Some(first), Some(second)) = (on_drives.next(), on_drives.next()) {
+        let DiskShape {
+            block_size,
+            volatile,
+            ..
+        } = disks[first];
+        disks[second] = DiskShape {
+            block_size,
+            volatile,
+            transfer_blocks_max: (transfer_max / block_size as usize) as u32,
+            ..disks[second]
+        };
+        neighbours[second] = Some(first);
+    }
+    neighbours
+}
+
+/// The ways of the data: every other drive allows its memory, if it has any, and each that has two
+/// namespaces. Some of the second ones have another way.
+fn data_paths(seed: u64, neighbours: &[Option<usize>]) -> Vec<DataPath> {
+    let mut random = Random::new(seed, 0xC9);
+    let others = [
+        DataPath::Best,
+        DataPath::Best,
+        DataPath::Best,
+        DataPath::Best,
+        DataPath::DeviceMemory,
+        DataPath::Host,
+    ];
+    let paths = neighbours.iter().enumerate().map(|(disk, owner)| {
+        let has_two = neighbours.contains(&Some(disk));
+        match owner {
+            Some(_) => random.pick(&others),
+            None if has_two || disk % 2 == 0 => DataPath::Best,
+            None => DataPath::Host,
+        }
+    });
+    paths.collect()
 }
 
 fn disk_behaviour(random: &mut Random, faults: Faults) -> DiskBehaviour {

@@ -8,6 +8,7 @@ mod checks;
 mod compete;
 mod contention;
 mod copies;
+mod device_copies;
 mod faults;
 mod limits;
 mod masks;
@@ -35,6 +36,7 @@ use crate::unknown_hosts::UnknownHosts;
 use ana::Operator;
 use compete::Competition;
 use copies::Copying;
+use device_copies::DeviceCopies;
 use notices::NoticeReaders;
 use reserving::Reserving;
 
@@ -89,6 +91,7 @@ pub struct World {
     operator: Operator,
     competition: Competition,
     copying: Copying,
+    device_copies: DeviceCopies,
     /// Random stream for changes of masks.
     mask_random: Random,
     /// Random stream for changes of keys and for authentications.
@@ -162,6 +165,7 @@ impl World {
             operator: Operator::new(seed),
             competition: Competition::new(seed),
             copying: Copying::new(seed),
+            device_copies: DeviceCopies::new(seed),
             mask_random: Random::new(seed, 0xD2),
             key_random: Random::new(seed, 0xE2),
             limit_random: Random::new(seed, 0xF5),
@@ -248,6 +252,7 @@ impl World {
         self.operate()?;
         self.compete()?;
         self.copy_blocks()?;
+        self.copy_devices()?;
         self.mask_hosts()?;
         self.authenticate_hosts()?;
         self.limit_hosts()?;
@@ -270,6 +275,7 @@ impl World {
                             | Fault::Ana
                             | Fault::Fuse
                             | Fault::Copy
+                            | Fault::DeviceCopy
                             | Fault::Mask
                             | Fault::Chap
                             | Fault::ChapMisuse
@@ -377,6 +383,9 @@ impl World {
         for disk in &self.env.disks {
             disk.reset_after_end();
         }
+        if let Some(space) = &self.env.space {
+            space.close();
+        }
         self.env.disk_disturbed.fill(Nanos::ZERO);
         for host in &mut self.hosts {
             host.crash(&mut self.env.for_hosts());
@@ -389,6 +398,7 @@ impl World {
         self.silent_hosts.disconnect_all();
         self.anonymous_hosts.disconnect_all();
         self.fairness.reset();
+        self.device_copies.forget();
         self.env.judge.stopped();
         self.reserving.reset();
         self.reset_ana();
@@ -480,6 +490,7 @@ impl World {
         }
         self.await_devices()?;
         self.return_all_access()?;
+        self.await_device_copies()?;
         self.configure_all()?;
         self.env.namespace_changed.fill(self.env.time.now());
         let healed = self.env.time.now();
@@ -506,7 +517,7 @@ impl World {
         self.judge_recovery(true)?;
         self.env.disk_failed |= self.env.disk_fails.contains(&true);
         for (storage, fails) in self.env.disks.iter().zip(&mut self.env.disk_fails) {
-            *fails &= !matches!(storage, Storage::Drive(_));
+            *fails &= !storage.is_on_drive();
         }
         self.env.judge.stopped();
         self.env.evict();
@@ -590,6 +601,7 @@ impl World {
             self.run_control_checks()?;
             self.adjust_paces()?;
             self.check_dma()?;
+            self.follow_device_copies()?;
             self.update_lost_writes();
             for host in &mut self.hosts {
                 busy |= host.poll(&mut self.env.for_hosts())?;

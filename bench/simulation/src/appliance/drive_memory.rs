@@ -19,11 +19,17 @@ impl Appliance {
         }
     }
 
-    /// The memory of drives for data of hosts.
+    /// The memory of drives for data of hosts, each once.
     fn drive_memory(&self) -> impl Iterator<Item = Arc<DeviceMemory>> {
         let devices = self.devices.iter();
-        let allowed = devices.filter(|(number, _)| drive::allows_memory(*number));
-        allowed.filter_map(|(_, device)| device.device_memory())
+        let allowed = devices.filter(|(disk, _)| drive::allows_memory(self.data_paths[*disk]));
+        let mut all: Vec<Arc<DeviceMemory>> = Vec::new();
+        for memory in allowed.filter_map(|(_, device)| device.device_memory()) {
+            if !all.iter().any(|it| Arc::ptr_eq(it, &memory)) {
+                all.push(memory);
+            }
+        }
+        all.into_iter()
     }
 
     /// Slices of the memory of drives that are in use, without lost ones.

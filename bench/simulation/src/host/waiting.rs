@@ -68,7 +68,11 @@ impl Host {
         };
         let request = behaviour.latency_max.as_nanos() + put_off;
         // Each of the commands has several steps.
-        let load = swarm.outstanding_max();
+        let copies = match faults.has(Fault::DeviceCopy) {
+            true => (block::COPIES_MAX * block::COPY_PIECES_MAX) as u64,
+            false => 0,
+        };
+        let load = swarm.outstanding_max() + copies;
         let steps = match io.kind {
             IoKind::Deallocate => 4,
             IoKind::Flush => swarm.disks.len() as u64,

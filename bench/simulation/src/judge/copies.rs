@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Extent, Judge};
 use crate::content::{Content, Stamp};
-use crate::history::Moment;
+use crate::history::{BlockHistory, Moment, WriteEnd};
 
 /// The first version of copied stamps.
 const FOREIGN: u64 = 1 << 63;
@@ -45,7 +45,8 @@ impl OpenCopy {
     }
 
     fn writes(&self, (disk, lba): Place) -> bool {
-        self.disk == disk && self.destination().any(|it| it == lba)
+        let end = self.to + self.sources.len() as u64;
+        self.disk == disk && (self.to..end).contains(&lba)
     }
 }
 
@@ -180,12 +181,47 @@ impl Judge {
         self.copies.open = open;
     }
 
-    /// Notes that the content of a disk changed in another way than by writes.
+    /// Ends a copy of a device, which wrote the first blocks of its destination `extent`: their number,
+    /// and whether they are durable. `may_follow`: the others may still be written until the appliance
+    /// stops.
+    pub fn end_device_copy(
+        &mut self,
+        extent: Extent,
+        (version, began): (u64, Moment),
+        (written, durable): (u64, bool),
+        may_follow: bool,
+    ) {
+        let written = written as u32;
+        let whole = Extent {
+            blocks: written,
+            ..extent
+        };
+        let rest = Extent {
+            lba: extent.lba + u64::from(written),
+            blocks: extent.blocks - written,
+            ..extent
+        };
+        self.end_write(&[whole], version, began, WriteEnd::Done { durable });
+        if !may_follow {
+            self.end_write(&[rest], version, began, WriteEnd::Undecided);
+        }
+    }
+
+    /// Notes that the content of a disk changed in another way than by writes: a copy may have any
+    /// content that its sources had before.
     pub(super) fn disturb_copies(&mut self, disk: usize) {
-        for copy in &self.copies.open {
+        let open = std::mem::take(&mut self.copies.open);
+        for copy in &open {
             for (source, place) in copy.sources.iter().zip(copy.destination()) {
                 if copy.disk != disk && source.0 != disk {
                     continue;
+                }
+                let former = self.disks[source.0].blocks.get(source.1 as usize);
+                for content in former
+                    .map(BlockHistory::former_contents)
+                    .unwrap_or_default()
+                {
+                    self.copies.moved(content, *source, (copy.disk, place));
                 }
                 let model = &mut self.disks[copy.disk];
                 if let Some(history) = model.blocks.get_mut(place as usize) {
@@ -193,6 +229,7 @@ impl Judge {
                 }
             }
         }
+        self.copies.open = open;
     }
 
     /// Notes that a write that had ended may take effect again. If it is a Copy, its sources may have
@@ -212,7 +249,6 @@ impl Judge {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::WriteEnd;
 
     const DONE: WriteEnd = WriteEnd::Done { durable: true };
 

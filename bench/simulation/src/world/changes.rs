@@ -12,6 +12,7 @@ use appliance::headless::{Control, EventLoop, Outcome};
 use appliance_config::{Backing, Config};
 use reactors::Nanos;
 
+use super::device_copies::Needs;
 use super::{EVENT_MAX, STOP_MAX, World};
 use crate::appliance::Appliance;
 use crate::environment::CHANGING;
@@ -211,7 +212,7 @@ impl World {
     }
 
     /// Whether a disk is pulled out, as far as the appliance knows.
-    fn is_gone(&self, disk: usize) -> bool {
+    pub(super) fn is_gone(&self, disk: usize) -> bool {
         let appliance = self.appliance.as_ref();
         self.env.disk_gone[disk]
             || self.env.disks[disk].needs_restart()
@@ -360,6 +361,7 @@ impl World {
         let wanted = wanted.map_err(Violation::Rule)?;
         let former = self.env.serving.clone();
         let former_config = control.config().clone();
+        let needs = self.device_copies.needs();
         let touched = self.touched(&former, change);
         self.outlast_patience(&touched.hosts, change)?;
         let now = self.env.time.now();
@@ -396,6 +398,7 @@ impl World {
         self.env.changed_at = self.env.time.now();
         self.kill_after_change = None;
         self.env.listeners.iter().for_each(Listener::allow_bind);
+        self.env.disks.iter().for_each(Storage::allow_open);
         self.env
             .note(format_args!("the change is over: {outcome:?}"));
         self.env.figures.steps += outcome.done.len() as u64;
@@ -445,8 +448,9 @@ impl World {
         self.settle_ana_states()?;
         if outcome.is_applied {
             self.judge_departures(&before, &former)?;
+            self.judge_change_during_copies(&needs, &former)?;
         }
-        self.judge_outcome(change, &outcome)
+        self.judge_outcome(change, &outcome, &needs)
     }
 
     /// Keeps the growth of disks after a failed change; everything else of it is undone.
@@ -533,7 +537,12 @@ impl World {
         Ok(())
     }
 
-    fn judge_outcome(&self, change: &Change, outcome: &Outcome) -> Result<Done, Violation> {
+    fn judge_outcome(
+        &self,
+        change: &Change,
+        outcome: &Outcome,
+        needs: &Needs,
+    ) -> Result<Done, Violation> {
         let wrong = |what: String| Err(Violation::Rule(what));
         match (&outcome.failure_reason, change.text.is_some()) {
             (None, false) => Ok(Done::Settled),
@@ -545,6 +554,10 @@ impl World {
                 // A simulated appliance has RDMA only if a listener needs it at start.
                 if rdma && failure_reason.contains("transport rdma is not available") {
                     return Ok(Done::TakesRestart);
+                }
+                // A copy keeps its devices.
+                if needs.explain(failure_reason) {
+                    return Ok(Done::Settled);
                 }
                 // A device that was pulled out during the change is not available.
                 if self.env.disks.iter().any(Storage::needs_restart) {
@@ -766,7 +779,7 @@ impl World {
             match storage {
                 Storage::Disk(disk) => *size = disk.shape().block_count.max(*size),
                 Storage::Ram(_) => {}
-                Storage::File(_) | Storage::Drive(_) => continue,
+                Storage::File(_) | Storage::Drive(_) | Storage::Neighbour(_) => continue,
             }
             self.env.swarm.disks[number].block_count = *size;
             self.env.judge.grow(number, *size);

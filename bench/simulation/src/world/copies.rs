@@ -25,18 +25,25 @@ const PROTECTED_PERMILLE: u32 = 300;
 const PLANS_MAX: u32 = 6;
 /// Share of copies whose sources may be on other disks, per thousand.
 const ACROSS_PERMILLE: u32 = 500;
+/// Share of commands of a round after which a mishap strikes the drive, if such are on, per thousand.
+const MISHAPS_PERMILLE: u32 = 25;
+/// Share of commands of a round after which a host aborts commands or loses a connection, per thousand.
+const DISTURBANCES_PERMILLE: u32 = 60;
 /// Share of copies that are as long as possible, per thousand.
 const LONG_PERMILLE: u32 = 60;
 
 /// The copies of a run.
 pub(super) struct Copying {
     random: Random,
+    /// Random stream for disturbances of copies.
+    disturbances: Random,
 }
 
 impl Copying {
     pub(super) fn new(seed: u64) -> Self {
         Self {
             random: Random::new(seed, 0xC3),
+            disturbances: Random::new(seed, 0xCB),
         }
     }
 
@@ -108,6 +115,7 @@ impl World {
                 return Ok(());
             }
             self.copy_once(disk, &hosts);
+            self.disturb_copying(disk, &hosts);
             let random = &mut self.copying.random;
             if random.permille(200) {
                 let pause = Nanos(random.below(30_000));
@@ -162,6 +170,28 @@ impl World {
                 host.read(&mut env, near(to));
             }
         }
+    }
+
+    /// Sometimes has a mishap strike the drive of a disk, or a host abort its commands, or lose its
+    /// controller or a connection, while copies are under way.
+    fn disturb_copying(&mut self, disk: usize, hosts: &[usize]) {
+        let random = &mut self.copying.disturbances;
+        if random.permille(MISHAPS_PERMILLE) {
+            let choice = random.bits();
+            self.strike_copying_drive(disk, choice);
+        }
+        let random = &mut self.copying.disturbances;
+        if !random.permille(DISTURBANCES_PERMILLE) {
+            return;
+        }
+        let faults = self.env.swarm.faults;
+        let enabled = [Fault::Abort, Fault::Reset, Fault::Cut, Fault::Disconnect].into_iter();
+        let enabled: Vec<Fault> = enabled.filter(|it| faults.has(*it)).collect();
+        if enabled.is_empty() {
+            return;
+        }
+        let (fault, host) = (random.pick(&enabled), random.pick(hosts));
+        self.misbehave(host, fault);
     }
 
     /// The other disks that hosts may copy to a disk, with their sizes.

@@ -202,6 +202,7 @@ impl World {
             | Fault::Ana
             | Fault::Fuse
             | Fault::Copy
+            | Fault::DeviceCopy
             | Fault::Mask
             | Fault::Chap
             | Fault::ChapMisuse
@@ -213,9 +214,11 @@ impl World {
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),
             Fault::Confusion => self.strike_drive(disk, Mishap::Confusion),
             Fault::Failure => self.strike_drive(disk, Mishap::Failure),
-            Fault::Removal if matches!(self.env.disks[disk], Storage::Drive(_)) => {
+            Fault::Removal if self.env.disks[disk].is_on_drive() => {
                 self.strike_drive(disk, Mishap::Removal);
-                self.env.judge.disk_lost_power(disk);
+                for disk in self.env.swarm.disks_of_drive(disk) {
+                    self.env.judge.disk_lost_power(disk);
+                }
             }
             Fault::Hold => {
                 // Deferred requests are retried continuously.
@@ -320,17 +323,49 @@ impl World {
         self.pass(DELAYED_WITHIN)
     }
 
+    /// Applies one of the enabled mishaps to the drive of a disk, if it is on one: while it copies.
+    /// `choice` selects it.
+    pub(super) fn strike_copying_drive(&mut self, disk: usize, choice: u64) {
+        let mishaps = [
+            (Fault::Hang, Mishap::Hang),
+            (Fault::Confusion, Mishap::Confusion),
+            (Fault::Failure, Mishap::Failure),
+            (Fault::Removal, Mishap::Removal),
+        ];
+        let faults = self.env.swarm.faults;
+        let enabled = mishaps.into_iter().filter(|(it, _)| faults.has(*it));
+        let enabled: Vec<(Fault, Mishap)> = enabled.collect();
+        if enabled.is_empty() || !self.env.disks[disk].is_on_drive() {
+            return;
+        }
+        let (fault, mishap) = enabled[(choice % enabled.len() as u64) as usize];
+        self.env
+            .note(format_args!("{fault} strikes disk {disk}, which copies"));
+        self.strike_drive(disk, mishap);
+        if mishap == Mishap::Removal {
+            for disk in self.env.swarm.disks_of_drive(disk) {
+                self.env.judge.disk_lost_power(disk);
+            }
+        }
+        self.env.figures.fault(fault);
+    }
+
     pub(super) fn strike_drive(&mut self, disk: usize, mishap: Mishap) {
         let now = self.env.time.now();
-        if let Some(until) = self.env.disks[disk].apply_mishap(mishap, now) {
+        let disks = self.env.swarm.disks_of_drive(disk);
+        let Some(until) = self.env.disks[disks[0]].apply_mishap(mishap, now) else {
+            return;
+        };
+        for disk in disks {
             let disturbed = &mut self.env.disk_disturbed[disk];
             *disturbed = until.max(*disturbed);
-            if mishap == Mishap::Removal && drive::allows_memory(disk) {
+            let path = self.env.swarm.data_paths[disk];
+            if mishap == Mishap::Removal && drive::allows_memory(path) {
                 self.env.memory_gone[disk] = until;
             }
             self.env.disk_fails[disk] = true;
-            self.env.disturb_memory(until);
         }
+        self.env.disturb_memory(until);
     }
 
     pub(super) fn clean_up(&mut self, host: usize, aftermath: Option<Aftermath>) {

@@ -68,7 +68,8 @@ impl World {
             return Ok(());
         }
         // A device that was removed is not passed on.
-        if self.env.disks.iter().any(Storage::needs_restart) {
+        // Nor is one that is copied: the hand-over is refused.
+        if self.env.disks.iter().any(Storage::needs_restart) || self.device_copies.is_running() {
             return Ok(());
         }
         if self.handover_random.permille(BUSY_PERMILLE) {
