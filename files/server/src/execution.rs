@@ -169,6 +169,8 @@ pub struct Execution {
     pub(crate) saved: Current,
     /// The file that an OPEN has created before it had to wait.
     pub(crate) created: Option<InodeId>,
+    /// Open states that it has created, which end with it if its changes do not become durable.
+    pub(crate) opened: Vec<(Key, StateId)>,
     pub(crate) awaited: Vec<(VolumeIndex, Ticket)>,
     /// The version of the records of clients that the reply waits for.
     pub(crate) records: u64,
@@ -210,6 +212,7 @@ impl Execution {
             current: Current::default(),
             saved: Current::default(),
             created: None,
+            opened: Vec::new(),
             awaited: Vec::new(),
             records: 0,
             ranges: Vec::new(),
@@ -286,6 +289,7 @@ impl Execution {
         self.slot = None;
         (self.current, self.saved) = (Current::default(), Current::default());
         self.created = None;
+        self.opened.clear();
         self.awaited.clear();
         self.records = 0;
         self.waiting = Waiting::No;

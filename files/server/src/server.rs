@@ -507,6 +507,7 @@ impl Server {
                     false => Status::IO,
                 };
                 x.fail_all(OperationNumber::PUTFH, status);
+                self.end_opened(x);
                 status
             }
             None => status,
@@ -514,6 +515,15 @@ impl Server {
         x.end(status);
         self.release_slot(x);
         Step::Reply
+    }
+
+    /// Ends the open states of which a client does not learn, unless another request has used them.
+    fn end_opened(&mut self, x: &mut Execution) {
+        while let Some((key, created)) = x.opened.pop() {
+            if self.states.table.get(key).is_some() && self.state_id(key) == created {
+                self.drop_state(key);
+            }
+        }
     }
 }
 

@@ -98,6 +98,9 @@ impl Server {
             open.add(access, deny);
         }
         let stateid = self.changed_state(key);
+        if known.is_none() {
+            x.opened.push((key, stateid));
+        }
         let ok = OpenOk {
             stateid,
             cinfo: found.change,

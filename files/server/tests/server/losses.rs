@@ -1,5 +1,6 @@
 //! A volume whose device was gone: requests wait, and what was durable is there again.
 
+use files_client::requests::open_or_create;
 use files_server::{Execution, Record, Resumption, Step, VolumeIndex};
 use files_spec::Status;
 use files_spec::operations::Operation;
@@ -98,4 +99,31 @@ fn objects_that_a_device_has_lost_are_closed() {
     assert_ne!(next, stateid);
     client.ok(&mut world, &at_file(read(stateid, 0, 1)));
     assert_eq!(world.server.counts().2, 2);
+}
+
+/// The client does not learn of the open file, so nobody would close it.
+#[test]
+fn an_open_that_is_lost_with_its_file_denies_nothing() {
+    let mut world = durable_world();
+    let mut client = Client::new(&mut world, b"a");
+    let stateid = open_file(&mut world, &mut client, "f");
+    let create = in_share(&[open_or_create(name("new"))]);
+    let bytes = client.next_record(&mut world, &create, true);
+    let record = Record {
+        bytes: &bytes,
+        placement: None,
+        client: ADDRESS,
+    };
+    let (mut x, now) = (Execution::new(), world.now);
+    let step = world.server.begin(&mut x, &record, &mut world.caller, &now);
+    assert_eq!(step, Step::AwaitDurable);
+    assert_eq!(world.server.counts().2, 2);
+    world.server.lose_volume(VOLUME);
+    let step = world.server.resume(&mut x, &record, Resumption::Done, &now);
+    assert_eq!(step, Step::Reply);
+    assert_eq!(world.server.counts().2, 1, "the open of the known file");
+    let volume = opened(&mut world.device);
+    world.server.replace_volume(VOLUME, volume);
+    world.serve_volume();
+    client.ok(&mut world, &at_file(read(stateid, 0, 1)));
 }
