@@ -104,6 +104,8 @@ struct State {
     /// Cached blocks that are not written to the medium any more.
     forgotten: BTreeSet<u64>,
     removed: bool,
+    /// How often it was pulled out.
+    removals: u32,
     /// The next open fails.
     next_open_fails: bool,
     /// The last sync failed.
@@ -277,6 +279,7 @@ impl Disk {
             cache: BTreeMap::new(),
             forgotten: BTreeSet::new(),
             removed: false,
+            removals: 0,
             next_open_fails: false,
             is_sync_failed: false,
             held_until: Nanos::ZERO,
@@ -320,7 +323,8 @@ impl Disk {
 
     /// Pulls it out: everything fails until [`reinsert`](Self::reinsert).
     pub fn remove(&self) {
-        self.state().removed = true;
+        let mut state = self.state();
+        (state.removed, state.removals) = (true, state.removals + 1);
     }
 
     /// Puts it back, so that an appliance that starts finds it.
@@ -504,6 +508,7 @@ impl Device for Disk {
         Ok(Box::new(DiskQueue {
             disk: self.clone(),
             block_count: self.shape().block_count,
+            removals: self.state().removals,
             depth: options.depth,
             pending: Vec::new(),
             closing: false,
@@ -525,6 +530,8 @@ struct DiskQueue {
     disk: Disk,
     /// The number of blocks that the queue knows of.
     block_count: u64,
+    /// How often the disk had been pulled out when the queue was opened.
+    removals: u32,
     depth: usize,
     pending: Vec<Pending>,
     closing: bool,
@@ -678,6 +685,10 @@ impl DeviceQueue for DiskQueue {
 
     fn in_flight(&self) -> usize {
         self.pending.len()
+    }
+
+    fn absences(&self) -> u32 {
+        self.disk.state().removals - self.removals
     }
 
     fn has_ready(&self) -> bool {

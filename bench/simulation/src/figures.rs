@@ -109,6 +109,14 @@ pub struct FileFigures {
     pub failures: u64,
     /// Volumes that became read-only.
     pub read_only: u64,
+    /// Times at which the device of a durable volume disappeared.
+    pub absences: u64,
+    /// Times at which the server lost its volume.
+    pub losses: u64,
+    /// Times at which the share became read-only or could be changed again.
+    pub share_changes: u64,
+    /// Times at which the volume was removed and added again.
+    pub moves: u64,
     /// Byte-range locks that were granted.
     pub locks_granted: u64,
     /// Opens, locks and accesses that were refused because of the state of another client.
@@ -143,6 +151,10 @@ impl FileFigures {
         self.kills += other.kills;
         self.failures += other.failures;
         self.read_only += other.read_only;
+        self.absences += other.absences;
+        self.losses += other.losses;
+        self.share_changes += other.share_changes;
+        self.moves += other.moves;
         self.locks_granted += other.locks_granted;
         self.refusals += other.refusals;
         self.silences += other.silences;
@@ -163,7 +175,8 @@ impl fmt::Display for FileFigures {
             f,
             "files: {} seeds, {} events, {} operations, {} repetitions answered, {} bytes judged, \
              the server was killed {} times, the device failed {} times, {} volumes became read-only, \
-             {} locks were granted, {} opens, locks and accesses refused, clients were silent {} times, \
+             the device disappeared {} times, {} volumes were lost, \
+             the share changed {} times, the volume was removed and added {} times, {} locks were granted, {} opens, locks and accesses refused, clients were silent {} times, \
              {} lost their state to others, {} opens and locks were reclaimed, {} could not be, \
              {} connections over RDMA with {} replies and {} refused calls, {} keys were invalidated, {} \
              messages violated rules",
@@ -175,6 +188,10 @@ impl fmt::Display for FileFigures {
             self.kills,
             self.failures,
             self.read_only,
+            self.absences,
+            self.losses,
+            self.share_changes,
+            self.moves,
             self.locks_granted,
             self.refusals,
             self.silences,

@@ -220,6 +220,39 @@ impl Action {
         }
     }
 
+    /// Whether it may have changed the volume although the server wants it again, because the volume was
+    /// lost. Clients do not send such an operation again.
+    #[must_use]
+    pub(super) fn may_be_lost(&self) -> bool {
+        matches!(
+            self,
+            Self::CreateFile { .. }
+                | Self::MakeDirectory { .. }
+                | Self::MakeLink { .. }
+                | Self::Remove { .. }
+                | Self::Rename { .. }
+                | Self::Link { .. }
+                | Self::Write { .. }
+                | Self::Truncate { .. }
+                | Self::Allocate { .. }
+                | Self::Deallocate { .. }
+                | Self::Clone { .. }
+                | Self::SetXattr { .. }
+                | Self::RemoveXattr { .. }
+        )
+    }
+
+    /// Whether it changes the share or is refused, if the client has these share modes of a file that it
+    /// reclaims.
+    #[must_use]
+    pub(super) fn needs_writing(&self, reclaimed: Modes) -> bool {
+        match self {
+            Self::Open { modes, .. } => modes.access & share::ACCESS_WRITE != 0,
+            Self::Reclaim { .. } => reclaimed.access & share::ACCESS_WRITE != 0,
+            _ => self.may_be_lost(),
+        }
+    }
+
     /// Whether a client reclaims what it had before the server was killed.
     #[must_use]
     pub(super) fn is_reclaim(&self) -> bool {

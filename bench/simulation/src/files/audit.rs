@@ -269,6 +269,10 @@ impl FileWorld {
         let power_fails = self.random.coin();
         self.kill(power_fails);
         self.audit(true)?;
+        if self.server.is_read_only() {
+            self.change_share(false)?;
+            self.quiesce()?;
+        }
         self.close_all()?;
         self.remove_all()?;
         self.run_for(LEVELS_AFTER)?;

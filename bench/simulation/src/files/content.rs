@@ -290,6 +290,12 @@ impl Content {
         self.add_sizes(self.sizes.iter().map(|it| effect.size.of(*it)).collect());
     }
 
+    /// It may be the other one.
+    pub(super) fn may_be(&mut self, other: &Self) {
+        other.parts(0, u64::MAX).iter().for_each(|it| self.add(it));
+        self.add_sizes(other.sizes.clone());
+    }
+
     /// The size is this one.
     ///
     /// # Errors

@@ -1,7 +1,12 @@
 //! The faults of a run, in an order that the seed determines.
 
+use files_spec::Status;
+use files_spec::operations::Operation;
+use files_spec::xdr::Opaque;
 use reactors::Nanos;
 
+use super::model::{Access, ROOT};
+use super::server::Disappearance;
 use super::world::FileWorld;
 
 /// Longest time that a stream or the device stands still.
@@ -14,6 +19,10 @@ const ABSENCE_MAX: Nanos = Nanos::from_secs(3);
 const FAILURE_MAX: Nanos = Nanos::from_millis(20);
 /// Longest time until a failure of the volume is shown.
 const LEVELS_AFTER: Nanos = Nanos::from_millis(1100);
+/// Longest time of a change of volumes and shares. The device may stand still meanwhile.
+const CONTROL_MAX: Nanos = Nanos::from_secs(5);
+/// How often the volume is removed and added again, per thousand events, if the share changes at all.
+const MOVE_PERMILLE: u32 = 5;
 /// How often others wait for a silent client to return, per thousand events.
 const RETURN_PERMILLE: u32 = 20;
 
@@ -49,8 +58,21 @@ impl FileWorld {
         if self.random.permille(faults.restart) {
             self.restart_client(client);
         }
-        if faults.failure > 0 && self.random.permille(faults.failure) && self.server.is_running() {
+        let is_present = self.server.is_running() && !self.server.is_changing();
+        if faults.failure > 0 && self.random.permille(faults.failure) && is_present {
             self.begin_failure();
+        }
+        // A volume that has failed is shared as before.
+        let may_change = is_present && !self.model.device_fails;
+        if faults.share > 0 && self.random.permille(faults.share) && may_change {
+            self.change_share(!self.server.is_read_only())?;
+        }
+        if faults.share > 0 && self.random.permille(MOVE_PERMILLE) && is_present {
+            self.replace_volume()?;
+        }
+        let is_present = self.server.is_running() && !self.server.is_changing();
+        if faults.absence > 0 && self.random.permille(faults.absence) && is_present {
+            self.lose_device();
         }
         if self.random.permille(faults.kill) && self.server.is_running() {
             let power_fails = self.random.permille(faults.power);
@@ -85,6 +107,73 @@ impl FileWorld {
                 "a work request of a connection of client {client} is disturbed"
             ));
         }
+    }
+
+    /// The share of the clients becomes read-only, or can be changed again.
+    pub(super) fn change_share(&mut self, is_read_only: bool) -> Result<(), String> {
+        self.note(format_args!("the share becomes read-only: {is_read_only}"));
+        self.model.set_access(Access::Changing);
+        self.share_changes += 1;
+        self.server.change_share(is_read_only)
+    }
+
+    /// The volume is not shared and not served for a moment, without a loss of anything that was written:
+    /// only what clients have open ends.
+    fn replace_volume(&mut self) -> Result<(), String> {
+        self.end_failure()?;
+        self.quiesce()?;
+        self.note(format_args!("the volume is removed and added again"));
+        self.moves += 1;
+        let root = self.model.objects[ROOT].handle.clone();
+        // At once, while what was written and not synced may still be on its way to the device.
+        self.server.unshare()?;
+        self.await_control()?;
+        self.server.remove_volume()?;
+        self.await_control()?;
+        for client in 0..self.clients.len() {
+            self.model.drop_opens(client);
+        }
+        let used = [Operation::PutFh(Opaque(&root)), Operation::GetFh(())];
+        let status = self.ask(&used)?.results()?.0;
+        if status != Status::STALE {
+            return Err(format!("what is not shared any more: {status:?}"));
+        }
+        let power_fails = self.random.coin();
+        self.server.add_volume(power_fails)?;
+        self.await_control()?;
+        self.server.share()?;
+        self.quiesce()?;
+        self.model.volume_kept();
+        self.audit(true)
+    }
+
+    /// Lets time pass until the control path has nothing to do.
+    fn await_control(&mut self) -> Result<(), String> {
+        let latest = self.now() + CONTROL_MAX;
+        while self.server.is_changing() {
+            if self.now() >= latest {
+                return Err(format!("a change takes longer than {CONTROL_MAX}"));
+            }
+            self.step(latest)?;
+        }
+        Ok(())
+    }
+
+    /// The device disappears, and comes back.
+    fn lose_device(&mut self) {
+        // What fails because of the one and what because of the other is not told apart.
+        if self.model.device_fails || self.server.is_changing() {
+            return;
+        }
+        let how = match self.random.below(3) {
+            0 => Disappearance::CutOff,
+            _ => Disappearance::Removed {
+                loses_cache: self.random.permille(700),
+            },
+        };
+        self.note(format_args!("the device disappears: {how:?}"));
+        self.server.lose_device(how);
+        self.absences += 1;
     }
 
     /// Requests to the device fail for a while, and then succeed again.

@@ -55,6 +55,9 @@ impl Model {
         };
         let (status, results) = answer.results()?;
         match status {
+            Status::DELAY if pending.spans_loss && pending.action.may_be_lost() => {
+                return Ok(self.lost_with_volume(id));
+            }
             Status::DELAY => {
                 if let Some(pending) = self.pending.get_mut(&id) {
                     pending.was_delayed = true;
@@ -65,6 +68,19 @@ impl Model {
             _ => {}
         }
         let told = |error: String| format!("{:?}: {error}", pending.action);
+        let reclaimed = match pending.action {
+            Action::Reclaim { object } => self.modes_of(pending.client, object),
+            _ => Modes::CLOSED,
+        };
+        if pending.action.needs_writing(reclaimed) {
+            match status {
+                Status::ROFS if pending.accesses.read_only => return Ok(self.read_only(id)),
+                Status::OK if !pending.accesses.writing => {
+                    return Err(told("the share is read-only".to_owned()));
+                }
+                _ => {}
+            }
+        }
         let also_used = match pending.action {
             Action::Clone { from, .. } => Some(from),
             _ => None,
@@ -153,6 +169,36 @@ impl Model {
             },
             _ => pending.expected.contains(&status),
         }
+    }
+
+    /// Whether nothing has changed the content of a file since an operation began.
+    fn is_settled(&self, pending: &Pending, object: ObjectId) -> bool {
+        pending.concurrent.is_empty() && !pending.spans_loss && !self.is_changing(object)
+    }
+
+    /// An operation was refused, because the share is read-only.
+    fn read_only(&mut self, id: OperationId) -> Verdict {
+        let Some(pending) = self.pending.remove(&id) else {
+            return Verdict::Ended;
+        };
+        if pending.was_delayed && matches!(pending.action, Action::Write { .. }) {
+            self.content_may_have_changed(&pending);
+        }
+        if let Action::Reclaim { object } = pending.action {
+            let client = pending.client;
+            self.change_holdings(object, |it| it.is_lost(client));
+        }
+        self.refused(&pending)
+    }
+
+    /// The volume was lost under an operation.
+    fn lost_with_volume(&mut self, id: OperationId) -> Verdict {
+        let Some(pending) = self.pending.remove(&id) else {
+            return Verdict::Ended;
+        };
+        self.content_may_have_changed(&pending);
+        self.in_doubt.push(pending);
+        Verdict::Doubtful
     }
 
     /// The device has failed under an operation.
@@ -290,7 +336,7 @@ impl Model {
                 let checked = possible.check_read((offset, count), data, ok.eof);
                 checked.map_err(|error| format!("object {object}: {error}"))?;
                 self.bytes_judged += data.len() as u64;
-                if pending.concurrent.is_empty() && !self.is_changing(object) {
+                if self.is_settled(pending, object) {
                     self.narrow(object, offset, data);
                 }
             }
@@ -301,14 +347,14 @@ impl Model {
                 if u64::from(ok.count) != *length || ok.committed < *stable {
                     return Err(format!("{} bytes, {:?}", ok.count, ok.committed));
                 }
-                self.check_verifier(ok.writeverf)?;
+                self.check_verifier(ok.writeverf, pending.spans_loss)?;
                 self.content_changed(pending, ok.committed != Stable::UNSTABLE);
             }
             Action::Commit { .. } => {
                 let Some(OperationResult::Commit(Outcome::Ok(verifier))) = last else {
                     return Err(missing());
                 };
-                self.check_verifier(*verifier)?;
+                self.check_verifier(*verifier, pending.spans_loss)?;
                 self.committed(pending);
             }
             Action::Clone {
@@ -319,7 +365,7 @@ impl Model {
                 let Some(OperationResult::Copy(Outcome::Ok(ok))) = last else {
                     return Err(missing());
                 };
-                self.check_verifier(ok.response.writeverf)?;
+                self.check_verifier(ok.response.writeverf, pending.spans_loss)?;
                 let (copied, length) = (ok.response.count, *length);
                 if copied != length {
                     return Err(format!("{copied} bytes of {length} are copied"));
@@ -515,9 +561,12 @@ impl Model {
                 let sizes = possible.sizes();
                 return Err(format!("size {size}, may be {sizes:?}"));
             }
-            if pending.concurrent.is_empty() && !self.is_changing(object) {
+            if self.is_settled(pending, object) {
                 self.narrow_size(object, size)?;
             }
+        }
+        if pending.spans_loss {
+            return Ok(());
         }
         let change = found.change.unwrap_or_default();
         let it = &mut self.objects[object];

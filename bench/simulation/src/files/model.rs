@@ -159,6 +159,48 @@ pub(super) struct Pending {
     pub(super) seen: BTreeMap<ObjectId, Holdings>,
     /// Whether it was to be sent again: a part of its data may be where the file has its own.
     pub(super) was_delayed: bool,
+    /// Whether the volume was lost since it began: it was executed before or after that, or not at all.
+    pub(super) spans_loss: bool,
+    /// The accesses to the share that there may have been since it began.
+    pub(super) accesses: Accesses,
+}
+
+/// What clients may do with the share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Everything.
+    #[default]
+    Writing,
+    /// Change nothing.
+    ReadOnly,
+    /// It is being changed from one to the other.
+    Changing,
+}
+
+impl Access {
+    #[must_use]
+    pub(super) fn of(is_read_only: bool) -> Self {
+        match is_read_only {
+            true => Self::ReadOnly,
+            false => Self::Writing,
+        }
+    }
+}
+
+/// Some accesses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Accesses {
+    pub(super) writing: bool,
+    pub(super) read_only: bool,
+}
+
+impl Accesses {
+    fn of(access: Access) -> Self {
+        Self {
+            writing: access != Access::ReadOnly,
+            read_only: access != Access::Writing,
+        }
+    }
 }
 
 /// The model.
@@ -197,6 +239,7 @@ pub(super) struct Model {
     pub(super) drops: u64,
     pub(super) reclaims: u64,
     pub(super) reclaims_refused: u64,
+    access: Access,
     /// Requests to the device have failed, or still do.
     pub(super) device_fails: bool,
     /// When the first operation ended because metadata could not be stored. None changes anything
@@ -300,6 +343,19 @@ impl Model {
         self.holdings.clear();
         self.dropped.clear();
         self.names_changed.clear();
+    }
+
+    /// What clients may do with the share from now on.
+    pub(super) fn set_access(&mut self, access: Access) {
+        if self.access == access {
+            return;
+        }
+        self.access = access;
+        let new = Accesses::of(access);
+        for it in self.pending.values_mut() {
+            it.accesses.writing |= new.writing;
+            it.accesses.read_only |= new.read_only;
+        }
     }
 
     /// The number of the next operation.
@@ -454,12 +510,18 @@ impl Model {
             uses: Vec::new(),
             seen: BTreeMap::new(),
             was_delayed: false,
+            spans_loss: false,
+            accesses: Accesses::of(self.access),
         };
         self.pending.insert(id, pending);
     }
 
     /// An operation has changed its file. `is_durable`: the change survives a loss of power.
     pub(super) fn content_changed(&mut self, pending: &Pending, is_durable: bool) {
+        if pending.spans_loss {
+            self.content_may_have_changed(pending);
+            return;
+        }
         let (Some(file), Some(effect)) = (pending.file, &pending.effect) else {
             return;
         };
@@ -488,7 +550,7 @@ impl Model {
 
     /// Everything that was written to the file before COMMIT began is durable.
     pub(super) fn committed(&mut self, pending: &Pending) {
-        let Some(file) = pending.file else {
+        let Some(file) = pending.file.filter(|_| !pending.spans_loss) else {
             return;
         };
         let durable = self.possible(pending);
@@ -600,10 +662,18 @@ impl Model {
     /// The server has told its verifier of writes.
     ///
     /// # Errors
-    /// It differs from that of this start, or is that of a former one.
-    pub(super) fn check_verifier(&mut self, verifier: [u8; 8]) -> Result<(), String> {
+    /// It differs from that of this start, or is that of a former one or from before a loss of the
+    /// volume, although the operation began later.
+    pub(super) fn check_verifier(
+        &mut self,
+        verifier: [u8; 8],
+        spans_loss: bool,
+    ) -> Result<(), String> {
+        if spans_loss {
+            return Ok(());
+        }
         if self.former_verifiers.contains(&verifier) {
-            return Err("the write verifier is that of a former start".to_owned());
+            return Err("the write verifier is a former one".to_owned());
         }
         match *self.verifier.get_or_insert(verifier) == verifier {
             true => Ok(()),
@@ -655,6 +725,57 @@ impl Model {
             self.objects[*object].may_be_open.insert(*client);
         }
         self.former_verifiers.extend(self.verifier.take());
+    }
+
+    /// The device of the volume was gone. What is durable of the volume remains, and everything that
+    /// clients have open and locked.
+    pub(super) fn volume_lost(&mut self) {
+        self.stamp += 1;
+        let mut pending = std::mem::take(&mut self.pending);
+        // Twice, because the order of changes of the size is not known.
+        for it in pending.values().chain(pending.values()) {
+            self.content_may_have_changed(it);
+        }
+        for object in &mut self.objects {
+            if let Some(content) = object.file_mut() {
+                content.now = content.durable.clone();
+            }
+            // It goes back if changes were lost.
+            object.change_seen = None;
+        }
+        let mut clones = Vec::new();
+        for it in pending.values_mut() {
+            it.spans_loss = true;
+            let content = it.file.and_then(|file| self.objects[file].file());
+            if let (Some(view), Some(content)) = (&mut it.view, content) {
+                view.may_be(&content.durable);
+            }
+            // What is cloned may have been lost.
+            if matches!(it.action, Action::Clone { .. }) {
+                let (file, effect) = it.action.effect(self);
+                clones.extend(effect.map(|effect| (file, effect)));
+            }
+        }
+        for (file, effect) in clones {
+            let of_file = pending.values_mut().filter(|it| it.file == file);
+            of_file.for_each(|it| it.concurrent.push(effect.clone()));
+            if let Some(content) = file.and_then(|it| self.objects[it].file_mut()) {
+                content.now.may_change(&effect);
+                content.durable.may_change(&effect);
+            }
+        }
+        self.pending = pending;
+        self.former_verifiers.extend(self.verifier.take());
+    }
+
+    /// Everything that was written is durable.
+    pub(super) fn volume_kept(&mut self) {
+        for object in &mut self.objects {
+            if let Some(content) = object.file_mut() {
+                content.durable = content.now.clone();
+                content.is_unsettled = false;
+            }
+        }
     }
 
     /// A client has lost its opens.

@@ -203,7 +203,11 @@ impl FileWorld {
             Operation::Lookup(name(SHARE)?),
             rename,
         ];
-        self.expect_in_other(&moved, Status::XDEV)?;
+        let expected = match self.server.is_read_only() {
+            true => Status::ROFS,
+            false => Status::XDEV,
+        };
+        self.expect_in_other(&moved, expected)?;
         self.expect_in_other(&[Operation::Remove(name("f")?)], Status::OK)
     }
 

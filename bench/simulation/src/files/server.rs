@@ -1,6 +1,8 @@
 //! The server: the production file service on a volume of a simulated device, without a thread.
 //! It is killed and started again; its device, its listener and its stored records remain.
 
+mod control;
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -10,9 +12,9 @@ use std::sync::Arc;
 use block::{Device, DeviceSet, MemoryDevice, QueueOptions, ReactorDevices};
 use files_rdma::{Endpoint, RdmaFileOptions, RdmaFilePoller, RdmaFileService};
 use files_server::{
-    Clients, Now, PartOptions, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex,
+    Clients, Now, Part, PartOptions, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex,
 };
-use files_service::FileCore;
+use files_service::{FileCore, FileMessage};
 use files_store::{FormatOptions, Time, Uuid, VolatileOptions, Volume};
 use files_tcp::{
     DeviceOfVolume, FilePoller, FileService, FileServiceOptions, RecordStore, VolumeLevels, stored,
@@ -20,9 +22,11 @@ use files_tcp::{
 use hugemem::{Arena, ArenaConfig, PagePolicy, Region};
 use rdma::{Domains, Provider as _};
 use rdma_testing::fake::Fake;
-use reactors::{Nanos, Poller as _};
+use reactors::{Nanos, Poller as _, ring};
 use rustix::event::EventfdFlags;
 
+use self::control::Control;
+pub(super) use self::control::Disappearance;
 use super::network::FileNetwork;
 use super::quotas::Quota;
 use super::rdma::{FileFabric, SERVER_ADDRESS};
@@ -43,6 +47,8 @@ pub(super) const OTHER_BLOCKS_MAX: u64 = 10;
 const BLOCK_BYTES: u32 = 512;
 /// Size of a block of a volume in bytes.
 const VOLUME_BLOCK_BYTES: u64 = 4096;
+/// Messages of the control path that are on their way.
+const MESSAGES_MAX: usize = 4;
 /// Depth of the queue of the device.
 const QUEUE_DEPTH: usize = 64;
 /// Largest transfer of the device in blocks.
@@ -145,8 +151,10 @@ struct Running {
     devices: ReactorDevices,
     levels: Arc<VolumeLevels>,
     rdma: Option<Rdma>,
-    /// Kept while the queue of the device is open.
-    _device: Arc<dyn Device>,
+    /// What the control path tells it.
+    messages: ring::Sender<FileMessage>,
+    /// Kept while its queue is open.
+    device: Arc<dyn Device>,
 }
 
 /// The machine of the server.
@@ -167,6 +175,13 @@ pub(super) struct FileServer {
     fabric: Option<FileFabric>,
     quota: Option<Quota>,
     running: Option<Running>,
+    control: Option<Control>,
+    /// The place of the volume.
+    volume: VolumeIndex,
+    /// A volume that is not served.
+    removed: Option<Box<Volume>>,
+    /// Whether the share of the clients is read-only.
+    is_read_only: bool,
 }
 
 impl FileServer {
@@ -229,6 +244,10 @@ impl FileServer {
             fabric,
             quota: swarm.quota,
             running: None,
+            control: None,
+            volume: VolumeIndex(0),
+            removed: None,
+            is_read_only: false,
         })
     }
 
@@ -296,25 +315,19 @@ impl FileServer {
         set.attach(0, &*device, queue).map_err(|it| text(&it))?;
         let devices = ReactorDevices::new(Rc::clone(&set));
         let socket = self.listener.bind().map_err(|it| text(&it))?;
-        let geometry = device.geometry();
         let levels = Arc::<VolumeLevels>::default();
         let server = Server::new(options, &now);
+        let (sender, messages) = ring::channel(MESSAGES_MAX);
         let service = FileService::new(FileServiceOptions {
             server,
-            devices: vec![DeviceOfVolume {
-                place: 0,
-                block_bytes: geometry.block_size,
-                transfer_bytes: (geometry.max_transfer_blocks * geometry.block_size) as usize,
-                keeps_cache: false,
-                levels: Arc::clone(&levels),
-            }],
+            devices: vec![Self::device_of_volume(&*device, &levels)],
             set,
             pool,
             network: FileNetwork::new(socket).map_err(|it| text(&it))?,
             time_of_day,
             records: self.records_of_server(keeps_records)?,
             counters: Arc::default(),
-            messages: None,
+            messages: Some(messages),
         });
         let service = Rc::new(RefCell::new(service.map_err(|it| text(&it))?));
         devices.add(service.clone());
@@ -330,9 +343,21 @@ impl FileServer {
             devices,
             levels,
             rdma,
-            _device: device,
+            messages: sender,
+            device,
         });
         Ok(true)
+    }
+
+    fn device_of_volume(device: &dyn Device, levels: &Arc<VolumeLevels>) -> DeviceOfVolume {
+        let geometry = device.geometry();
+        DeviceOfVolume {
+            place: 0,
+            block_bytes: geometry.block_size,
+            transfer_bytes: (geometry.max_transfer_blocks * geometry.block_size) as usize,
+            keeps_cache: false,
+            levels: Arc::clone(levels),
+        }
     }
 
     /// The shares: the volume as a whole, or two parts of it with their quotas. `None` if their
@@ -343,13 +368,31 @@ impl FileServer {
         pool: &hugemem::Pool,
         (now, failures): (Time, u32),
     ) -> Result<Option<Vec<Share>>, String> {
+        let disk_of = |_| match &self.storage {
+            Storage::Disk(disk) => Ok(own(disk, pool)),
+            Storage::Ram(_) => unreachable!("a volume in memory has nothing to store"),
+        };
+        let parts = stored::prepare_parts(&self.parts(), volumes, now, disk_of);
+        if let Storage::Disk(disk) = &self.storage {
+            disk.set_behaviour(self.behaviour);
+        }
+        let parts = match parts {
+            Ok(parts) => parts,
+            Err(_) if failures > 0 => return Ok(None),
+            Err((_, error)) => return Err(format!("a part of the volume: {error}")),
+        };
+        Ok(Some(self.shares_of(parts)))
+    }
+
+    /// The parts of the volume that are shared, with their quotas.
+    fn parts(&self) -> Vec<PartOptions> {
         let part = |directory: Option<&str>, files: Option<u64>, blocks: Option<u64>| PartOptions {
-            volume: VolumeIndex(0),
+            volume: self.volume,
             directory: directory.map(str::to_owned),
             files_max: files,
             bytes_max: blocks.map(|it| it * VOLUME_BLOCK_BYTES),
         };
-        let options = match self.quota {
+        match self.quota {
             None => vec![part(None, None, None)],
             Some(Quota {
                 files_max,
@@ -362,34 +405,24 @@ impl FileServer {
                     Some(OTHER_BLOCKS_MAX),
                 ),
             ],
-        };
-        let disk_of = |_| match &self.storage {
-            Storage::Disk(disk) => Ok(own(disk, pool)),
-            Storage::Ram(_) => unreachable!("a volume in memory has nothing to store"),
-        };
-        let parts = stored::prepare_parts(&options, volumes, now, disk_of);
-        if let Storage::Disk(disk) = &self.storage {
-            disk.set_behaviour(self.behaviour);
         }
-        let parts = match parts {
-            Ok(parts) => parts,
-            Err(_) if failures > 0 => return Ok(None),
-            Err((_, error)) => return Err(format!("a part of the volume: {error}")),
-        };
+    }
+
+    fn shares_of(&self, parts: Vec<Part>) -> Vec<Share> {
         let names = [SHARE, OTHER_SHARE];
         let shares = names.into_iter().zip(parts).zip(1..);
         let shares = shares.map(|((name, part), number)| Share {
             number: ShareNumber(number),
             name: name.to_owned(),
-            volume: VolumeIndex(0),
+            volume: self.volume,
             directory: part.directory,
             part: part.part,
-            is_read_only: false,
+            is_read_only: self.is_read_only && number == 1,
             squash: Squash::None,
             clients: Clients::Any,
             counters: Arc::default(),
         });
-        Ok(Some(shares.collect()))
+        shares.collect()
     }
 
     /// The service over RDMA.
@@ -494,6 +527,7 @@ impl FileServer {
         }
         self.running = None;
         self.hold_device(Nanos::ZERO);
+        self.end_control();
         let mut records = self.records.borrow_mut();
         let kept = self.random.below(records.storing.len() as u64 + 1);
         for _ in 0..kept {
@@ -614,7 +648,7 @@ impl FileServer {
         let timers = running.poller.next_deadline().into_iter().chain(of_rdma);
         let queues = running.devices.next_deadline();
         let dues = device.into_iter().chain(records).chain(timers);
-        dues.chain(queues).min()
+        dues.chain(queues).chain(self.control_due()).min()
     }
 
     /// Reads the volume after the server was killed, as `windlass volume check` does.

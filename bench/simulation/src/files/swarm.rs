@@ -47,6 +47,10 @@ pub struct FileFaults {
     pub failure: u32,
     /// A client is silent for about as long as its lease.
     pub silence: u32,
+    /// The device of a durable volume disappears for a while.
+    pub absence: u32,
+    /// The share of the clients becomes read-only, or can be changed again.
+    pub share: u32,
 }
 
 /// The choices of a seed.
@@ -153,6 +157,11 @@ impl FileSwarm {
                 _ => 0,
             },
             silence: Random::new(seed, 0xF6).pick(&[0, 0, 3, 8]),
+            absence: match backing {
+                Backing::Durable => Random::new(seed, 0xFB).pick(&[0, 0, 4, 12]),
+                Backing::Volatile | Backing::Ram => 0,
+            },
+            share: Random::new(seed, 0xFC).pick(&[0, 0, 0, 20]),
         };
         let repetitions = Repetitions {
             twice_permille: sometimes(300),

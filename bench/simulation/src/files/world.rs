@@ -8,7 +8,7 @@ use reactors::Nanos;
 use super::action::Action;
 use super::client::{Answer, Event, FileClient, OperationId, OverRdma, Repetitions};
 use super::judge::Verdict;
-use super::model::{Model, ObjectId};
+use super::model::{Access, Model, ObjectId};
 use super::rdma::{FileFabric, Machine};
 use super::server::FileServer;
 use super::swarm::FileSwarm;
@@ -113,6 +113,14 @@ pub struct FileWorld {
     /// Times at which the device began to fail, and volumes that became read-only.
     pub(super) failures: u64,
     pub(super) read_only: u64,
+    /// Times at which the device disappeared, and at which the server lost its volume.
+    pub(super) absences: u64,
+    pub(super) losses: u64,
+    /// Changes of the share, and times at which the volume was removed and added again.
+    pub(super) share_changes: u64,
+    pub(super) moves: u64,
+    /// Whether the server knew that its volume is lost.
+    was_lost: bool,
 }
 
 impl FileWorld {
@@ -193,6 +201,11 @@ impl FileWorld {
             kills: 0,
             failures: 0,
             read_only: 0,
+            absences: 0,
+            losses: 0,
+            share_changes: 0,
+            moves: 0,
+            was_lost: false,
         })
     }
 
@@ -211,6 +224,10 @@ impl FileWorld {
                 kills: self.kills,
                 failures: self.failures,
                 read_only: self.read_only,
+                absences: self.absences,
+                losses: self.losses,
+                share_changes: self.share_changes,
+                moves: self.moves,
                 locks_granted: self.model.locks_granted,
                 refusals: self.model.refusals,
                 silences: self.silences,
@@ -440,7 +457,9 @@ impl FileWorld {
         if let Some(fabric) = &self.fabric {
             fabric.advance_to(self.now());
         }
+        self.server.advance_control()?;
         let mut is_busy = self.server.turn();
+        self.follow_changes();
         for client in 0..self.clients.len() {
             is_busy |= self.pump(client)?;
         }
@@ -470,6 +489,22 @@ impl FileWorld {
         };
         self.time.set(next.min(latest.max(now + Nanos(1))));
         Ok(())
+    }
+
+    /// Tells the model when the server loses its volume, and when the share has changed.
+    fn follow_changes(&mut self) {
+        let is_lost = self.server.is_lost();
+        if is_lost && !self.was_lost {
+            self.note(format_args!("the server has lost its volume"));
+            self.losses += 1;
+            self.must_audit = true;
+            self.model.volume_lost();
+        }
+        self.was_lost = is_lost;
+        if !self.server.is_changing() {
+            self.model
+                .set_access(Access::of(self.server.is_read_only()));
+        }
     }
 
     /// Lets a client receive and send. Returns whether it has done something.
@@ -626,7 +661,8 @@ impl FileWorld {
                 it.stage.is_ready() && it.session.is_idle() && it.again.is_empty()
             };
             let is_quiet = self.clients.iter().all(is_ready) && self.model.pending.is_empty();
-            if is_quiet && self.server.is_running() && self.server.counts().1 == 0 {
+            let is_served = self.server.is_running() && !self.server.is_changing();
+            if is_quiet && is_served && self.server.counts().1 == 0 {
                 return Ok(());
             }
             if self.now() >= latest {
