@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use appliance_config::{Config, Idle, LoadError, Name};
 use hugemem::Arena;
 use nvme_target::Target;
+use rdma::DeviceEvents;
 use reactors::{IdlePolicy, Nanos, ReactorConfig, Reactors};
 
 use crate::authentication::AuthenticationThread;
@@ -118,10 +119,11 @@ pub(crate) struct Environment<'e> {
 impl Default for Environment<'_> {
     /// The system's hardware.
     fn default() -> Self {
+        let events = Arc::<DeviceEvents>::default();
         Self {
             bus: Box::new(nvme::system_bus),
-            rdma: Box::new(system_rdma),
-            file_rdma: files::system_rdma(),
+            file_rdma: files::system_rdma(Arc::clone(&events)),
+            rdma: Box::new(move |reactors| system_rdma(reactors, events)),
             extra_services: Vec::new(),
             passed: None,
         }

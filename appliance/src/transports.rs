@@ -19,6 +19,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ::rdma::DeviceEvents;
 use appliance_config::{Config, Listener, Name, Transport as TransportName};
 use hugemem::{Arena, DeviceMemory, Region};
 use nvme_target::{PortId, TargetCore};
@@ -213,9 +214,10 @@ pub(crate) trait LateTransport: Transport {
     ) -> Result<(), Failure>;
 }
 
-/// Creates NVMe/RDMA for a number of reactors, over the verbs of this system.
-pub(crate) fn system_rdma(reactors: usize) -> Arc<dyn LateTransport> {
-    Arc::new(rdma::system(reactors))
+/// Creates NVMe/RDMA for a number of reactors, over the verbs of this system, whose devices have these
+/// events.
+pub(crate) fn system_rdma(reactors: usize, events: Arc<DeviceEvents>) -> Arc<dyn LateTransport> {
+    Arc::new(rdma::system(reactors, events))
 }
 
 /// Values of which each reactor takes one, once, by its number.

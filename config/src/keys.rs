@@ -624,7 +624,7 @@ pub(crate) const RATE_LIMIT: Section = Section {
 pub(crate) const VOLUME: Section = Section {
     path: "volume",
     header: "[[volume]]",
-    meaning: "Files on a device. Only a restart changes file listeners over RDMA.",
+    meaning: "Files on a device, which shares serve.",
     keys: &[Volume::KEYS],
 };
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The kernel's NFS client mounts shares over RDMA on soft RoCE, at a listener that is added to a running
 # appliance: a share of a RAM volume by NFSv4.1 and 4.2, in part beside a mount over TCP, one of a RAM
-# volume that is added later, and one of a durable volume. Under load on that one, the listener is
-# removed and added again, and the appliance is killed and started again. Names, long replies, long
-# calls and data are right, with a cold cache, and Windlass copies no data of 4 KiB or more.
+# volume that is added later, and one of a durable volume. Under load on that one, the listener and then
+# the RDMA device are removed and added again, and the appliance is killed and started again. Names, long
+# replies, long calls and data are right, with a cold cache, and Windlass copies no data of 4 KiB or more.
 . "$(dirname "${BASH_SOURCE[0]}")/lib/guest.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/lib/rdma.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/lib/files.sh"
@@ -29,6 +29,7 @@ is_refused() {
   ! timeout 90 mount -t nfs -o vers=4.2,proto=rdma,port=20049,sec=sys,soft,retry=0 "$fabric:/scratch" $at
 }
 
+is_count() { [ "$(counter "$1")" = "$2" ]; }
 counter() { windlass status --socket $control --json | jq -r ".files.service.$1"; }
 
 names() {
@@ -159,6 +160,37 @@ listener_under_load() {
   rm -r $at/synced $at/verified
 }
 
+# The RDMA device is removed and created again: nothing keeps it, and the client goes on by itself.
+device_under_load() {
+  mkdir $at/synced
+  echo 0 > /tmp/acknowledged
+  write_files &
+  local writer=$! round
+  for round in 1 2; do
+    before=$(acknowledged)
+    eventually 60 has_gone_on
+    say "round $round: the RDMA device is removed after $(acknowledged) files"
+    show timeout 60 rdma link delete rxe0
+    eventually 20 is_count rdma_listeners_down 1
+    is_count rdma_devices_missing 1 || fail "the status does not show the missing device"
+    same "connections over RDMA" "$(counter rdma_connections)" 0
+    windlass status --socket $control > /tmp/status.log || true
+    grep -F "RDMA device" /tmp/status.log || fail "the status has no line about it"
+    windlass doctor --config $config > /tmp/doctor.log || true
+    grep -F "RDMA device" /tmp/doctor.log || fail "doctor does not show it"
+    before=$(acknowledged)
+    show rdma link add rxe0 type rxe netdev d0
+    eventually 30 is_count rdma_listeners_down 0
+    eventually 30 is_count rdma_devices_missing 0
+    eventually 180 has_gone_on
+  done
+  touch /tmp/stop
+  wait $writer || fail "writing failed: $(acknowledged) files"
+  rm /tmp/stop
+  check_files
+  rm -r $at/synced
+}
+
 killed_under_load() {
   mkdir $at/synced
   echo 0 > /tmp/acknowledged
@@ -181,6 +213,11 @@ killed_under_load() {
 cd /tmp
 show uname -r
 soft_roce
+# librdmacm closes a removed device only while there is another one.
+ip link add d1 type dummy
+ip addr add 192.0.3.1/24 dev d1
+ip link set d1 up
+show rdma link add rxe1 type rxe netdev d1
 modprobe -a nfsv4 rpcrdma
 mkdir -p $STATE_DIRECTORY
 configure 0 '"vol0"' << END
@@ -283,6 +320,7 @@ show umount $at
 volume_comes_and_goes
 mount_share files 4.2
 listener_under_load
+device_under_load
 killed_under_load
 show umount $at
 stop

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hugemem::{DeviceMemory, NotExported, Region};
 
 use crate::device::{DeviceIndex, DeviceLimits};
+use crate::device_events::DeviceEvents;
 use crate::error::Error;
 use crate::memory::Access;
 use crate::provider::{Device, Provider};
@@ -56,6 +57,7 @@ pub struct Registered {
 pub struct Domains<P: Provider> {
     table: Mutex<Table<P>>,
     check: FitnessCheck,
+    events: Arc<DeviceEvents>,
 }
 
 #[derive(Debug)]
@@ -139,6 +141,7 @@ impl<P: Provider> Domains<P> {
     pub fn with_check(check: FitnessCheck) -> Self {
         Self {
             check,
+            events: Arc::default(),
             table: Mutex::new(Table {
                 entries: Vec::new(),
                 lost: BTreeSet::new(),
@@ -146,6 +149,18 @@ impl<P: Provider> Domains<P> {
                 retiring: Vec::new(),
             }),
         }
+    }
+
+    /// The same set, whose devices other services of the process use, too.
+    #[must_use]
+    pub fn with_events(self, events: Arc<DeviceEvents>) -> Self {
+        Self { events, ..self }
+    }
+
+    /// The events of the devices.
+    #[must_use]
+    pub fn events(&self) -> &Arc<DeviceEvents> {
+        &self.events
     }
 
     /// Adds `device`: creates a protection domain and registers `regions`.

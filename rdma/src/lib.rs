@@ -35,6 +35,7 @@ mod cache;
 mod completion;
 mod connection;
 mod device;
+mod device_events;
 mod domains;
 mod error;
 mod memory;
@@ -54,6 +55,7 @@ pub use device::{
     DeviceEvent, DeviceIndex, DeviceLimits, QueuePairCapacity, QueuePairFault, QueuePairState,
     Transport,
 };
+pub use device_events::{DeviceEvents, DeviceUser};
 pub use domains::{DeviceError, Domains, FitnessCheck, Registered, Unfit};
 pub use error::{Error, FlushError, PostError, Unavailable};
 pub use memory::{Access, DeviceRange, MemoryRange};

@@ -11,7 +11,7 @@ use files_rdma::{
     Endpoint, RdmaChange, RdmaCounters, RdmaFileOptions, RdmaFilePoller, RdmaFileService,
 };
 use hugemem::Region;
-use rdma::{Domains, Error, Provider, Unavailable, Verbs};
+use rdma::{DeviceEvents, Domains, Error, Provider, Unavailable, Verbs};
 use reactors::ring::Receiver;
 use reactors::{InitError, Poller, ReactorHandle};
 
@@ -40,13 +40,16 @@ pub(crate) struct System<P: Provider> {
     pub(crate) open: Box<dyn Fn() -> Result<P, Unavailable> + Send + Sync>,
     /// Makes a poller; not generic, so that its code is compiled once.
     pub(crate) into_poller: fn(RdmaFilePoller<P>) -> Box<dyn Poller>,
+    /// The events of its devices, which other services use, too.
+    pub(crate) events: Arc<DeviceEvents>,
 }
 
 /// Files over RDMA, over the verbs of this system.
-pub(crate) fn system() -> Arc<dyn RdmaListeners> {
+pub(crate) fn system(events: Arc<DeviceEvents>) -> Arc<dyn RdmaListeners> {
     Arc::new(FileRdma::new(System {
         open: Box::new(Verbs::open),
         into_poller: RdmaFilePoller::into_poller,
+        events,
     }))
 }
 
@@ -112,9 +115,10 @@ impl<P: Provider> FileRdma<P> {
             changes: of_changes.into_iter().next(),
             fills: of_fills.into_iter().next(),
         };
+        let domains = Domains::new().with_events(Arc::clone(&system.events));
         Self {
             system,
-            domains: Arc::new(Domains::new()),
+            domains: Arc::new(domains),
             counters: Arc::default(),
             changes,
             fills,

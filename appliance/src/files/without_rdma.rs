@@ -36,7 +36,7 @@ struct Refusal {
 }
 
 /// Refuses every listener.
-pub(crate) fn system() -> Arc<dyn RdmaListeners> {
+pub(crate) fn system(_: Arc<rdma::DeviceEvents>) -> Arc<dyn RdmaListeners> {
     Arc::new(Refusal::default())
 }
 

@@ -17,7 +17,7 @@ use nvme_rdma::{
     RdmaCounters, RdmaTransport, SetParts, check_fitness, queue_depth_max,
 };
 use nvme_target::PortId;
-use rdma::{Device, Domains, Provider, Unavailable, Verbs};
+use rdma::{Device, DeviceEvents, Domains, Provider, Unavailable, Verbs};
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
 use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
@@ -44,13 +44,16 @@ pub(crate) struct System<P: Provider> {
     pub(crate) open: Box<dyn Fn() -> Result<P, Unavailable> + Send + Sync>,
     /// Makes a poller; not generic, so that its code is compiled once.
     pub(crate) into_poller: fn(RdmaTransport<P>) -> Box<dyn Poller>,
+    /// The events of its devices, which other services use, too.
+    pub(crate) events: Arc<DeviceEvents>,
 }
 
 /// NVMe/RDMA for a number of reactors, over the verbs of this system.
-pub(super) fn system(reactors: usize) -> Rdma<Verbs> {
+pub(super) fn system(reactors: usize, events: Arc<DeviceEvents>) -> Rdma<Verbs> {
     let system = System {
         open: Box::new(Verbs::open),
         into_poller: RdmaTransport::into_poller,
+        events,
     };
     Rdma::new(reactors, system)
 }
@@ -212,10 +215,11 @@ impl<P: Provider> Rdma<P> {
     /// NVMe/RDMA without a listener.
     pub(crate) fn new(reactors: usize, system: System<P>) -> Self {
         let (fills, slots) = MessageRings::new(reactors);
+        let domains = Domains::with_check(check_fitness).with_events(Arc::clone(&system.events));
         Self {
             system,
             reactors,
-            domains: Arc::new(Domains::with_check(check_fitness)),
+            domains: Arc::new(domains),
             counters: (0..reactors).map(|_| Arc::default()).collect(),
             is_used: Arc::default(),
             depth_max: Mutex::default(),

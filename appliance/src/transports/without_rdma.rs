@@ -1,6 +1,7 @@
 //! The replacement of NVMe/RDMA in builds without it: its listeners are refused.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::Region;
@@ -46,7 +47,7 @@ pub(super) fn cards() -> Vec<RdmaCard> {
 pub(super) struct Rdma;
 
 /// The transport that refuses every listener.
-pub(super) fn system(_reactors: usize) -> Rdma {
+pub(super) fn system(_reactors: usize, _: Arc<rdma::DeviceEvents>) -> Rdma {
     Rdma
 }
 

@@ -23,6 +23,8 @@ pub(crate) enum Fault {
     Stalled,
     #[error("it was not established in time")]
     NotEstablished,
+    #[error("its queue pair has failed: {0:?}")]
+    QueuePair(rdma::QueuePairFault),
 }
 
 /// What the connections of one device share while they work.

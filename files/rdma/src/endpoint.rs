@@ -147,15 +147,31 @@ impl<P: Provider> Endpoint<P> {
     }
 }
 
+/// What a descriptor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The connection manager.
+    Manager,
+    /// A device.
+    Device,
+    /// A completion queue, which every turn polls.
+    Polled,
+}
+
+impl Source {
+    pub(crate) fn data(self) -> epoll::EventData {
+        epoll::EventData::new_u64(self as u64)
+    }
+}
+
 /// Adds a descriptor to those that an epoll watches.
-pub(crate) fn watch(epoll: &OwnedFd, source: BorrowedFd<'_>) -> Result<(), Errno> {
-    let data = epoll::EventData::new_u64(0);
-    epoll::add(epoll, source, data, EventFlags::IN)
+pub(crate) fn watch(epoll: &OwnedFd, of: Source, source: BorrowedFd<'_>) -> Result<(), Errno> {
+    epoll::add(epoll, source, of.data(), EventFlags::IN)
 }
 
 fn watched(channel: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    watch(&epoll, channel)?;
+    watch(&epoll, Source::Manager, channel)?;
     Ok(epoll)
 }
 

@@ -95,7 +95,8 @@ impl<P: Provider> Poller for RdmaFilePoller<P> {
         let now = self.polled_at;
         let is_idle = service.poll_completions(now) == 0 && service.poll_events(now) == 0;
         self.turns = TURNS_PER_LOOK;
-        is_idle && !service.has_work() && !service.is_waiting() && !service.has_changes()
+        let waits = service.has_changes() || service.has_device_events();
+        is_idle && !waits && !service.has_work() && !service.is_waiting()
     }
 
     fn stop(&mut self, now: Nanos) -> StopState {

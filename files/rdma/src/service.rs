@@ -12,17 +12,19 @@ use files_spec::rdma::PrivateData;
 use hugemem::Arena;
 use rdma::{
     CompletionQueue, ConnectParameters, ConnectRequest, Connection as _, ConnectionEvent, Device,
-    Domain, Event, EventChannel, Provider, QueuePairCapacity, QueuePairOptions, RNR_RETRY_FOREVER,
-    Token, WorkCompletion,
+    DeviceUser, Domain, Event, EventChannel, Provider, QueuePairCapacity, QueuePairOptions,
+    RNR_RETRY_FOREVER, Token, WorkCompletion,
 };
 use reactors::ring::Receiver;
 use reactors::{LogLimit, Nanos};
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
 
 use crate::changes::RdmaChange;
 use crate::connection::{Connection, Parts};
 use crate::context::{Context, Fault};
 use crate::counters::RdmaCounters;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Source};
 use crate::limits::{
     CHECK_MS, CONNECTIONS_MAX, CREDITS_MAX, CREDITS_MIN, CREDITS_SHARE, MESSAGE_BYTES,
     MESSAGES_SHARE, SEND_REQUESTS_MAX,
@@ -87,6 +89,10 @@ pub struct RdmaFileService<P: Provider> {
     /// `None` for a device that has failed or was removed.
     devices: Vec<Option<DeviceState<P>>>,
     endpoint: Endpoint<P>,
+    /// The devices whose events it receives.
+    watched: Vec<P::Device>,
+    /// Memory for events of descriptors.
+    events: Vec<epoll::Event>,
     changes: Option<Receiver<RdmaChange>>,
     core: Rc<RefCell<FileCore>>,
     arena: Arc<Arena>,
@@ -113,11 +119,13 @@ impl<P: Provider> RdmaFileService<P> {
             generation: 0,
             connection: None,
         };
-        Self {
+        let mut service = Self {
             places: (0..CONNECTIONS_MAX).map(|_| place()).collect(),
             places_by_key: Connections::default(),
             devices: Vec::new(),
             endpoint,
+            watched: Vec::new(),
+            events: Vec::with_capacity(EVENTS_MAX),
             changes,
             core,
             arena,
@@ -127,7 +135,9 @@ impl<P: Provider> RdmaFileService<P> {
             log: LogLimit::default(),
             next_check: Nanos::ZERO,
             is_stopping: false,
-        }
+        };
+        service.watch_devices();
+        service
     }
 
     /// Number of connections.
@@ -197,8 +207,36 @@ impl<P: Provider> RdmaFileService<P> {
         self.counters.listeners_down.set(down as u64);
     }
 
-    /// Handles events of the connection manager. Returns their number.
+    /// Handles events of the connection manager and of devices. Returns their number.
     pub fn poll_events(&mut self, now: Nanos) -> usize {
+        let mut events = std::mem::take(&mut self.events);
+        events.clear();
+        let no_wait = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let buffer = rustix::buffer::spare_capacity(&mut events);
+        match epoll::wait(&self.endpoint.epoll, buffer, Some(&no_wait)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => tracing::error!(%error, "epoll failed"),
+        }
+        let has = |source: Source| {
+            let mut sources = events.iter().map(|event| event.data);
+            sources.any(|found| found.u64() == source.data().u64())
+        };
+        let (manager, device) = (has(Source::Manager), has(Source::Device));
+        self.events = events;
+        let mut count = 0;
+        if device || self.has_device_events() {
+            count += self.poll_devices(now);
+        }
+        if manager {
+            count += self.poll_manager(now);
+        }
+        count
+    }
+
+    fn poll_manager(&mut self, now: Nanos) -> usize {
         let mut count = 0;
         while count < EVENTS_MAX {
             match self.endpoint.channel.next_event() {
@@ -222,6 +260,8 @@ impl<P: Provider> RdmaFileService<P> {
             Event::ListenerFailed { listener } => {
                 self.endpoint.failed(listener, now);
                 self.count_listeners();
+                // Not every device reports its removal itself.
+                self.poll_devices(now);
             }
             Event::Connection { token, event } => self.connection_event(token, event, now),
         }
@@ -242,8 +282,14 @@ impl<P: Provider> RdmaFileService<P> {
             | ConnectionEvent::Unreachable
             | ConnectionEvent::ConnectFailed(_) => self.close(id.place(), None, now),
             ConnectionEvent::DeviceRemoved => {
-                let device = connection.parts.device;
-                self.give_up(device, "it is being removed", now);
+                let place = connection.parts.device;
+                let state = self.devices[place].as_ref();
+                let device = state.map(|it| it.memory.domain().device().index());
+                if let Some(device) = device {
+                    let events = self.endpoint.domains.events();
+                    events.report_removal(device, DeviceUser::Files);
+                    self.remove_device(device, "it is being removed", now);
+                }
             }
             // After a change of address, work in flight fails by itself.
             ConnectionEvent::AddressChanged
@@ -359,8 +405,10 @@ impl<P: Provider> RdmaFileService<P> {
         if state.reserved + entries > state.completions.entries() {
             return Err(OpenError::NoCompletions);
         }
-        let mut connection =
-            request.into_connection(&mut self.endpoint.channel, Token(id.into_bits()))?;
+        let mut connection = request.into_connection(
+            &mut self.endpoint.channel,
+            DeviceUser::Files.token(id.into_bits()),
+        )?;
         let capacity = QueuePairCapacity {
             send_requests: SEND_REQUESTS_MAX,
             receive_requests: CREDITS_MAX as u32,

@@ -3,7 +3,7 @@
 //! Each identifier carries a place in a table and a generation, so that a stale one is recognised.
 
 use bitfield_struct::bitfield;
-use rdma::Token;
+use rdma::{DeviceUser, Token};
 
 /// Connection number in the token of a receive that waits for a buffer. The token's slot is the
 /// receive's number and its generation is the device's place.
@@ -86,7 +86,7 @@ impl EventToken {
 
 impl From<EventToken> for Token {
     fn from(token: EventToken) -> Self {
-        Token(token.into_bits())
+        DeviceUser::Nvme.token(token.into_bits())
     }
 }
 

@@ -7,10 +7,13 @@
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use nvme_fabrics::{ListenerMessage, NoHandover, PortControl, Ports};
 use nvme_target::PortId;
-use rdma::{ConnectRequest as _, Device, DeviceEvent, DeviceIndex, Event, Provider, Token};
+use rdma::{
+    ConnectRequest as _, Device, DeviceEvent, DeviceIndex, DeviceUser, Event, Provider, Token,
+};
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
 use reactors::{Nanos, Placement, Poller, Progress, ReactorHandle, StopState};
@@ -165,6 +168,8 @@ impl<P: Provider> RdmaTransport<P> {
                 // The connection manager reports its removal too.
                 tracing::error!(device = device.name(), %error, "a device cannot be watched");
             }
+            let events = self.connections.domains().events();
+            events.begin(device.index(), DeviceUser::Nvme);
             self.watched.push(device);
         }
     }
@@ -172,6 +177,8 @@ impl<P: Provider> RdmaTransport<P> {
     /// Releases a device whose events this reactor received.
     fn unwatch(&mut self, place: usize) {
         let removed = self.watched.swap_remove(place);
+        let events = self.connections.domains().events();
+        events.end(removed.index(), DeviceUser::Nvme);
         if let Err(error) = epoll::delete(self.connections.epoll(), removed.descriptor()) {
             tracing::debug!(%error, "the descriptor of a device was not watched any more");
         }
@@ -207,6 +214,8 @@ impl<P: Provider> RdmaTransport<P> {
             }
         }
         while let Some(device) = self.connections.take_removed() {
+            let events = self.connections.domains().events();
+            events.report_removal(device, DeviceUser::Nvme);
             for reactor in 0..self.messages.reactors() {
                 self.notify_reactor(reactor, device, DeviceEvent::Fatal, now);
             }
@@ -274,10 +283,11 @@ impl<P: Provider> RdmaTransport<P> {
 
     /// Handles the events of devices and passes them on.
     fn poll_devices(&mut self, now: Nanos) -> u32 {
+        let events = Arc::clone(self.connections.domains().events());
         let mut moved = 0;
         let mut index = 0;
         while let Some(device) = self.watched.get(index) {
-            match device.next_event() {
+            match events.next(device, DeviceUser::Nvme) {
                 Some(event) => {
                     moved += 1;
                     self.device_event(index, event, now);
@@ -383,13 +393,19 @@ impl<P: Provider> RdmaTransport<P> {
         let (manager, device) = (has(Source::Manager), has(Source::Device));
         self.events = events;
         let mut moved = 0;
-        if device {
+        if device || self.has_device_events() {
             moved += self.poll_devices(now);
         }
         if manager {
             moved += self.poll_manager(now);
         }
         moved
+    }
+
+    /// Whether another service has taken events of devices for this one.
+    fn has_device_events(&self) -> bool {
+        let events = self.connections.domains().events();
+        !self.watched.is_empty() && events.has(DeviceUser::Nvme)
     }
 
     /// Logs the totals once, when the transport stops.
@@ -512,7 +528,7 @@ impl<P: Provider> Poller for RdmaTransport<P> {
 
     fn prepare_sleep(&mut self) -> bool {
         let is_idle = !self.connections.has_pending() && self.messages.is_empty();
-        if !is_idle || self.ports.has_messages() {
+        if !is_idle || self.ports.has_messages() || self.has_device_events() {
             return false;
         }
         if !self.connections.prepare_sleep(self.polled_at) {

@@ -45,7 +45,7 @@ mod system;
 mod table;
 mod window;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 pub use channel::VerbsEventChannel;
 pub use completion_queue::VerbsCompletionQueue;
@@ -63,6 +63,9 @@ use crate::error::{Error, Unavailable};
 use crate::provider::Provider;
 use table::DeviceTable;
 
+/// The devices of the process, as long as they are used.
+static SHARED: Mutex<Weak<DeviceTable>> = Mutex::new(Weak::new());
+
 /// Real verbs. Clones share their devices.
 #[derive(Clone, Debug)]
 pub struct Verbs {
@@ -70,15 +73,20 @@ pub struct Verbs {
 }
 
 impl Verbs {
-    /// Loads the libraries. [`Provider::devices`] and the connection manager look for devices
+    /// Loads the libraries. All that are open in a process share their devices, as librdmacm shares
+    /// its contexts: a removal that one notices is known to the others. [`Provider::devices`] and the connection manager look for devices
     /// later, so devices that are added later are found too.
     ///
     /// # Errors
     /// [`Unavailable::LibraryMissing`] and [`Unavailable::LibraryTooOld`].
     pub fn open() -> Result<Self, Unavailable> {
-        Ok(Self {
-            devices: Arc::new(DeviceTable::new(library::functions()?)),
-        })
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(devices) = shared.upgrade() {
+            return Ok(Self { devices });
+        }
+        let devices = Arc::new(DeviceTable::new(library::functions()?));
+        *shared = Arc::downgrade(&devices);
+        Ok(Self { devices })
     }
 }
 

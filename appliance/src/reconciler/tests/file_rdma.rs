@@ -11,16 +11,20 @@ use std::time::{Duration, Instant};
 use files_client_testing::{Connection, Peer, RdmaClient, Slot, World, create_file, data, name};
 use files_rdma::RdmaFilePoller;
 use files_spec::operations::{Operation, OperationResult, Outcome};
-use rdma::{DeviceLimits, Unavailable};
+use nvme_rdma::RdmaTransport;
+use rdma::{DeviceEvents, DeviceLimits, Provider as _, Unavailable};
 use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 
 use super::files::{FILES, MORE, share, texts};
 use super::lab::{LIMIT, apply, base, parsed, try_apply};
+use super::rdma::Later;
 use crate::appliance::{Appliance, Environment};
+use crate::event_loop::RealTime;
 use crate::files::{FileRdma, FileRdmaSystem, RdmaListeners};
 use crate::observe::model::FilesStatus;
 use crate::reconciler::ApplyOptions;
 use crate::state_directory::StateDirectory;
+use crate::transports::{LateTransport, Rdma, System};
 
 const SERVER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 const CLIENT_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
@@ -53,6 +57,8 @@ struct Lab {
     steady: Connection,
     slot: Slot,
     writes: u64,
+    /// By how much the clock of the searches is ahead.
+    passed: Duration,
 }
 
 /// A share of a volume in memory, served over TCP.
@@ -86,12 +92,26 @@ impl Lab {
             }),
             false => Ok(provider.clone()),
         };
+        let events = Arc::<DeviceEvents>::default();
         let file_rdma: Arc<dyn RdmaListeners> = Arc::new(FileRdma::new(FileRdmaSystem {
             open: Box::new(open),
             into_poller: |poller: RdmaFilePoller<Fake>| Box::new(poller),
+            events: Arc::clone(&events),
         }));
+        let provider = server.clone();
+        let of_hosts = move |reactors| -> Arc<dyn LateTransport> {
+            Arc::new(Rdma::new(
+                reactors,
+                System {
+                    open: Box::new(move || Ok(provider.clone())),
+                    into_poller: |transport: RdmaTransport<Fake>| Box::new(transport),
+                    events,
+                },
+            ))
+        };
         let environment = Environment {
             file_rdma,
+            rdma: Box::new(of_hosts),
             ..Environment::default()
         };
         let state = StateDirectory::default();
@@ -110,6 +130,7 @@ impl Lab {
             steady,
             slot,
             writes: 0,
+            passed: Duration::ZERO,
         }
     }
 
@@ -185,6 +206,13 @@ impl Lab {
         }
     }
 
+    /// Searches for lost devices, as if the interval had passed.
+    fn search(&mut self) {
+        self.passed += Duration::from_secs(6);
+        let mut later = Later(self.passed, RealTime(|_| {}));
+        self.appliance.reconciler().restore(&mut later);
+    }
+
     fn stop(self) {
         drop(self.steady);
         assert!(self.appliance.stop_quietly());
@@ -229,7 +257,7 @@ fn a_first_listener_that_fails_changes_nothing() {
             assert_eq!(lab.fabric.objects().channels, 0);
         }
         if broken.is_some() {
-            let devices = rdma::Provider::devices(&lab.server).expect("devices");
+            let devices = lab.server.devices().expect("devices");
             lab.fabric.remove_device(&devices[0]);
         }
         let added = lab.fabric.add_device(&lab.server, &device("rdma1"));
@@ -413,4 +441,56 @@ fn use_more(peer: &mut impl Peer, slot: &mut Slot, fill: u8) {
     let [.., read] = slot.read(0, MORE_BYTES as u32);
     let answer = slot.call(peer, &of_file(read));
     assert!(data(&answer) == bytes);
+}
+
+/// A device that is removed and returns, whether hosts use it too or not, and whether the device reports
+/// that or only the connection manager does.
+#[test]
+fn a_device_that_returns_serves_files_again() {
+    let to_hosts = base("10s").replace(
+        "listeners = [\"steady\"]",
+        "listeners = [\"steady\", \"san\"]",
+    ) + "[[listener]]\nname = \"san\"\ntransport = \"rdma\"\naddress = \"192.0.2.1:4420\"\n";
+    for (has_hosts, is_silent) in [(false, false), (false, true), (true, false), (true, true)] {
+        let config = match has_hosts {
+            true => over_both().replace(&base("10s"), &to_hosts),
+            false => over_both(),
+        };
+        let mut lab = Lab::start(&config, &[device("rdma0")]);
+        let expected = lab.fabric.objects().registrations;
+        let (client, _) = lab.used(ADDRESS, b"1");
+        let removed = lab.server.devices().expect("devices").remove(0);
+        match is_silent {
+            true => lab.fabric.remove_silent_device(&removed),
+            false => lab.fabric.remove_device(&removed),
+        }
+        let fabric = lab.fabric.clone();
+        lab.poll_until("it is released", |_| fabric.handles(&removed) == 1);
+        drop(client);
+        assert_eq!(lab.fabric.objects().registrations, 0);
+        lab.poll_until("the listener is down", |lab| {
+            lab.files().service.rdma_listeners_down == 1
+        });
+        let status = lab.appliance.status();
+        let service = status.files.as_ref().expect("files are served");
+        assert_eq!(service.service.rdma_devices_missing, 1);
+        assert!(
+            status
+                .lost_rdma()
+                .is_some_and(|it| it.contains("1 RDMA device"))
+        );
+        lab.go_on();
+        lab.search();
+        assert!(lab.connect(ADDRESS).is_none(), "it is not back");
+        let added = lab.fabric.add_device(&lab.server, &device("rdma0"));
+        added.expect("descriptors");
+        lab.search();
+        assert_eq!(lab.fabric.objects().registrations, expected);
+        lab.poll_until("a client connects", |lab| lab.connect(ADDRESS).is_some());
+        lab.poll_until("nothing is lost", |lab| {
+            lab.appliance.status().lost_rdma().is_none()
+        });
+        drop(lab.used(ADDRESS, b"2"));
+        lab.stop();
+    }
 }

@@ -40,7 +40,7 @@ struct Lab {
 }
 
 /// An event loop whose clock is ahead.
-struct Later<F>(Duration, RealTime<F>);
+pub(super) struct Later<F>(pub(super) Duration, pub(super) RealTime<F>);
 
 impl<F: FnMut(Instant)> EventLoop for Later<F> {
     fn now(&self) -> Instant {
@@ -86,6 +86,7 @@ fn environment(target: &Fake, is_missing: &Arc<AtomicBool>) -> Environment<'stat
         let system = System {
             open: Box::new(open),
             into_poller: |transport: RdmaTransport<Fake>| Box::new(transport),
+            events: Arc::default(),
         };
         Arc::new(Rdma::new(reactors, system))
     };

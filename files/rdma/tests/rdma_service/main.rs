@@ -5,4 +5,5 @@ mod data;
 mod faults;
 mod hostile;
 mod listeners;
+mod removal;
 mod stage;

@@ -1,5 +1,6 @@
 //! The conformance suite on the fabric, and tests of the fabric itself.
 
+mod device_events;
 mod device_memory;
 mod faults;
 pub(crate) mod foreign;
