@@ -416,9 +416,9 @@ impl Swarm {
             false => transfer_max,
         };
         let mut disks = disks(&mut random, transfer_max);
-        if faults.has(Fault::DeviceCopy)
-            && Random::new(seed, 0xCC).permille(ONE_BLOCK_SIZE_PERMILLE)
-        {
+        let copies =
+            faults.has(Fault::DeviceCopy) || (faults.has(Fault::Copy) && faults.has(Fault::Drive));
+        if copies && Random::new(seed, 0xCC).permille(ONE_BLOCK_SIZE_PERMILLE) {
             unify_blocks(&mut disks);
         }
         let files = files(seed, faults, &mut disks);
@@ -489,7 +489,7 @@ impl Swarm {
             ana_groups,
             data_paths: data_paths(seed, &neighbours),
             neighbours,
-            drives_share_memory: Random::new(seed, 0xCA).coin(),
+            drives_share_memory: share_memory(seed),
             ram,
             device_queue_depth: Random::new(seed, 3).pick(&[2, 16, 64]),
             disk_behaviour,
@@ -699,6 +699,11 @@ fn neighbours(
     neighbours
 }
 
+/// Whether drives access the memory of each other, if there are drives.
+fn share_memory(seed: u64) -> bool {
+    Random::new(seed, 0xCA).coin()
+}
+
 /// The ways of the data: every other drive allows its memory, if it has any, and each that has two
 /// namespaces. Some of the second ones have another way.
 fn data_paths(seed: u64, neighbours: &[Option<usize>]) -> Vec<DataPath> {
@@ -716,6 +721,7 @@ fn data_paths(seed: u64, neighbours: &[Option<usize>]) -> Vec<DataPath> {
         match owner {
             Some(_) => random.pick(&others),
             None if has_two || disk % 2 == 0 => DataPath::Best,
+            None if share_memory(seed) => random.pick(&others),
             None => DataPath::Host,
         }
     });

@@ -11,6 +11,8 @@ use crate::random::Random;
 
 /// Share of events with copies, per thousand.
 const ROUNDS_PERMILLE: u32 = 60;
+/// The same where drives have several ways to copy.
+const DRIVE_ROUNDS_PERMILLE: u32 = 120;
 /// Share of rounds at a disk that delays its requests, per thousand.
 const DELAYS_PERMILLE: u32 = 400;
 /// Longest delay of a disk.
@@ -91,8 +93,12 @@ impl Copying {
 impl World {
     /// Sometimes has hosts copy blocks of a disk.
     pub(super) fn copy_blocks(&mut self) -> Result<(), Violation> {
-        if !self.env.swarm.faults.has(Fault::Copy) || !self.copying.random.permille(ROUNDS_PERMILLE)
-        {
+        let swarm = &self.env.swarm;
+        let permille = match swarm.faults.has(Fault::Drive) && swarm.disks.len() > 1 {
+            true => DRIVE_ROUNDS_PERMILLE,
+            false => ROUNDS_PERMILLE,
+        };
+        if !swarm.faults.has(Fault::Copy) || !self.copying.random.permille(permille) {
             return Ok(());
         }
         let random = &mut self.copying.random;
