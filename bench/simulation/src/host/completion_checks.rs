@@ -345,6 +345,9 @@ impl Host {
         let is_alone = is_first && is(&[Status::ABORTED_MISSING_FUSED]);
         let of_ends = of_ends || is_alone;
         let aborted = io.aborted && is(&[Status::ABORT_REQUESTED]);
+        // A drive has executed a part of it by itself before the host lost access.
+        let is_partial = io.kind == IoKind::Copy && env.swarm.faults.has(Fault::Drive);
+        let aborted = aborted || (is_partial && is(&[Status::COMMAND_INTERRUPTED]));
         aborted || (disk_fails && of_disks) || (of_ends && self.is_excused(env, qid))
     }
 

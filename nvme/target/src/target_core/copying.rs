@@ -51,6 +51,10 @@ const WRITES: u16 = u16::MAX;
 
 const _: () = assert!(COPY_RANGES_MAX < WRITES as usize);
 
+/// The fault of a Copy that the gate refuses when it starts again. A refusal would say that nothing is
+/// written.
+const PARTLY_WRITTEN: Fault = Fault::retry(Status::COMMAND_INTERRUPTED);
+
 /// The fault of a Copy whose lease is missing or too small.
 const NO_LEASE: Fault = Fault::retry(Status::INTERNAL_ERROR);
 
@@ -188,7 +192,11 @@ impl TargetCore {
                 Some((device, request))
             }
             Err(fault) => {
-                self.executions.extra(tag.slot).failed = Some(fault);
+                let extra = self.executions.extra(tag.slot);
+                extra.failed = Some(match extra.may_be_written {
+                    true => PARTLY_WRITTEN,
+                    false => fault,
+                });
                 None
             }
         }

@@ -188,6 +188,8 @@ pub(crate) struct ExecutionExtra {
     pub(crate) copies_in: u8,
     /// Whether the drive executes a Copy by itself.
     pub(crate) by_drive: bool,
+    /// Whether a Copy that starts again may have written to its destination.
+    pub(crate) may_be_written: bool,
     /// Of a command whose data is in memory of a device.
     pub(crate) device_data: Option<DeviceData>,
     /// The first fault of a Flush that continues with other devices, or of a piece of a read or write

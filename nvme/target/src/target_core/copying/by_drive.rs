@@ -176,6 +176,7 @@ impl TargetCore {
             Some(Data::Lease(lease)) => Some(lease),
             Some(Data::Borrow(_)) | None => None,
         };
+        self.executions.extra(tag.slot).may_be_written = true;
         self.take_other_way(tag, lease, HostPathReason::Failed)
     }
 

@@ -155,6 +155,7 @@ impl TargetCore {
         // At most 16.
         let count = ranges.len() as u16;
         extra.device_data = None;
+        extra.may_be_written |= step == WRITES;
         if let Some(execution) = self.executions.get_mut(tag) {
             execution.step = count;
         }

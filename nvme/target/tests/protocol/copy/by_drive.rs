@@ -170,6 +170,49 @@ fn failed_copy_takes_another_way() {
     }
 }
 
+/// The host has lost access when its copy starts again, of which the drive has written a part: a status that
+/// refuses it would say that nothing is written.
+#[test]
+fn copy_that_was_executed_in_part_is_not_refused() {
+    let access = |lab: &mut Lab, state| {
+        let path = AnaPath {
+            port: TCP_PORT,
+            group: 1,
+        };
+        let states = BTreeMap::from([(path, state)]);
+        let done = lab.world.target.set_ana_states(SUBSYSTEM, &states);
+        done.expect("a right change");
+    };
+    for (copied, fails) in [(0, false), (1, true), (0, true)] {
+        let mut lab = lab();
+        let control = &lab.controls[0];
+        control.copied_sources_max.store(copied, Ordering::Relaxed);
+        control
+            .copies_refused
+            .store(u64::from(!fails), Ordering::Relaxed);
+        lab.faults[0].arm(FAIL, fails);
+        let sources = [(RAM, 3, 2), (RAM, 9, 4)];
+        let tag = begin_across(&mut lab.world, lab.io, RAM, &sources, TO);
+        access(&mut lab, AnaState::Inaccessible);
+        let reply = lab.world.wait(lab.io, tag);
+        let expected = match fails {
+            true => Status::COMMAND_INTERRUPTED,
+            // The drive has not begun it.
+            false => Status::ANA_INACCESSIBLE,
+        };
+        assert!(
+            reply.status().is(expected) && !reply.status().dnr(),
+            "{}",
+            reply.status()
+        );
+        access(&mut lab, AnaState::Optimized);
+        lab.world.settle();
+        let written = if copied == 1 { [4, 5, 0] } else { [0; 3] };
+        lab.expect(RAM, TO, &written);
+        assert_over(lab, 0);
+    }
+}
+
 /// A drive that is gone, and one that fails by each way: the host learns that no range is certain.
 #[test]
 fn copy_that_fails_by_each_way_fails() {
