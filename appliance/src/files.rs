@@ -154,9 +154,9 @@ pub(crate) struct Files {
     /// The number of the next listener. The control path only.
     next_listener: AtomicU32,
     rdma: Arc<dyn RdmaListeners>,
-    /// Where clients are recorded, if they are not although there is a place: what it has is of an
-    /// earlier server.
-    unused_records: Option<PathBuf>,
+    /// What it takes to record clients, if there is a place for that and they are not. The control path
+    /// only.
+    unrecorded: Mutex<Option<Unrecorded>>,
     messages: MessageRings<FileMessage>,
     server: Arc<ServerCounters>,
     service: Arc<ServiceCounters>,
@@ -198,7 +198,11 @@ impl Files {
             true => (FileClients::new(), None),
             false => recorded_clients(path.clone(), cores),
         };
-        let unused_records = path.filter(|_| records.is_none());
+        let unrecorded = path.filter(|_| records.is_none()).map(|path| Unrecorded {
+            path,
+            identity: clients.identity,
+            cores: cores.to_vec(),
+        });
         let counters = Arc::<ServerCounters>::default();
         let time = system_time(Nanos::ZERO);
         let served = config.files.volumes.iter().zip(&of_volumes).enumerate();
@@ -243,7 +247,7 @@ impl Files {
             next_listener: AtomicU32::new(listeners.len() as u32),
             listeners: ArcSwap::from_pointee(listeners),
             rdma,
-            unused_records,
+            unrecorded: Mutex::new(unrecorded),
             messages,
             server: counters,
             service: Arc::default(),
@@ -381,6 +385,16 @@ impl Service for Files {
         setup.register(Box::new(FilePoller::new(service)?))?;
         Ok(())
     }
+}
+
+/// What it takes to record clients, who are not recorded before there is a durable volume. What the file has is
+/// of an earlier server.
+struct Unrecorded {
+    path: PathBuf,
+    /// The identity of this server.
+    identity: Uuid,
+    /// Those of the reactors.
+    cores: Vec<usize>,
 }
 
 /// The clients that may reclaim, and where such clients are recorded, off the cores of the reactors.

@@ -1,20 +1,22 @@
 //! Volumes and listeners that come and go while files are served. The control path only.
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use appliance_config::{Backing, Config, FileListener, Name, Transport, Volume};
-use files_service::{FileMessage, ListenerChange};
+use files_service::{FileMessage, ListenerChange, NewRecords};
 use hugemem::Region;
 
 use super::reactor_disk::ReactorDisk;
 use super::{
-    BoundListener, Files, REACTOR, ServedVolume, device_of_volume, listen, volatile_volume,
+    BoundListener, Files, REACTOR, ServedVolume, Unrecorded, device_of_volume, listen,
+    volatile_volume,
 };
 use crate::devices::Devices;
 use crate::error::with_causes;
 use crate::event_loop::{EventLoop, aside};
+use crate::file_clients::{FileClients, FileClientsStore};
 use crate::volumes::{self, Obstacle, VolumeError};
 
 /// A listener that is bound and not served yet.
@@ -78,7 +80,7 @@ impl Files {
                 Box::new(volatile_volume(volume, &**device))
             }
             None => {
-                self.forget_records();
+                self.record_clients(event_loop);
                 let geometry = device.geometry();
                 let mut disk = ReactorDisk::new(&self.messages, of_volume.place, geometry);
                 Box::new(aside(event_loop, || {
@@ -303,24 +305,59 @@ impl Files {
         self.rdma.detach_memory(region);
     }
 
-    /// Forgets clients that an earlier server has recorded, because this one records none: otherwise
-    /// they could reclaim after a restart what others have got since.
-    fn forget_records(&self) {
-        let Some(path) = &self.unused_records else {
+    /// Records clients from now on, before they can open anything that survives a restart.
+    fn record_clients(&self, event_loop: &mut dyn EventLoop) {
+        let taken = self.unrecorded().take();
+        let Some(Unrecorded {
+            path,
+            identity,
+            cores,
+        }) = taken
+        else {
             return;
         };
-        match std::fs::remove_file(path) {
-            Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => tracing::warn!(
-                "{}: it cannot be removed: {error}: remove it before a restart",
-                path.display()
-            ),
-        }
+        let none = FileClients {
+            identity,
+            owners: Vec::new(),
+        };
+        let started = aside(event_loop, || {
+            FileClientsStore::start(path.clone(), &none, &cores).map_err(|error| error.to_string())
+        });
+        let recorded = started.and_then(|store| {
+            let keep = |reply| {
+                FileMessage::KeepRecords(NewRecords {
+                    store: Box::new(store),
+                    reply,
+                })
+            };
+            match self.messages.ask(REACTOR, event_loop, keep) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err("the store cannot be watched".to_owned()),
+                Err(error) => Err(error.to_string()),
+            }
+        });
+        let Err(error) = recorded else {
+            tracing::info!("clients of files are recorded from now on");
+            return;
+        };
+        // Clients of an earlier server could reclaim after a restart what others have got since.
+        let removed = std::fs::remove_file(&path);
+        let remains = removed.is_err() && path.exists();
         tracing::warn!(
-            "the first durable volume was added while files are served: clients lose their locks at \
-             the next restart"
+            "{}: {error}: clients of files lose their locks at the next restart{}",
+            path.display(),
+            if remains {
+                ": remove the file before it"
+            } else {
+                ""
+            }
         );
+    }
+
+    fn unrecorded(&self) -> MutexGuard<'_, Option<Unrecorded>> {
+        self.unrecorded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

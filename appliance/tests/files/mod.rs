@@ -388,6 +388,61 @@ fn clients_reclaim_after_the_appliance_was_killed() {
     assert_eq!(answer.parts().0, Status::NOENT);
 }
 
+/// A volume that does not survive a restart.
+const SCRATCH: &str = r#"
+[[device]]
+name = "scratch"
+type = "memory"
+size = "4MiB"
+[[volume]]
+name = "scratch"
+device = "scratch"
+metadata_memory = "1MiB"
+[[share]]
+name = "scratch"
+volume = "scratch"
+allow_any_client = true
+squash = "none"
+"#;
+
+/// The first durable volume is added while files are served, which an appliance without one does not
+/// record: a client that opens a file there reclaims it like one of a volume that was there from the start.
+#[test]
+fn clients_of_a_volume_that_was_added_live_reclaim_after_a_kill() {
+    let directory = TempDir::new().expect("a directory");
+    let file = configuration(&directory);
+    let socket = directory.path().join("control.sock");
+    let socket = socket.to_str().expect("UTF-8");
+    assert!(volume(&file, &["format", "files"]).status.success());
+    let all = fs::read_to_string(&file).expect("readable");
+    let all = all.replace("socket = \"off\"", &format!("socket = \"{socket}\""));
+    let all = all + SCRATCH;
+    let (before, rest) = all.split_once("[[volume]]").expect("a volume");
+    let listener = &rest[rest.find("[[file_listener]]").expect("a listener")..];
+    fs::write(&file, format!("{before}{listener}")).expect("writable");
+    let windlass = Windlass::start(&file);
+    // A client that is there before.
+    let mut connection = Connection::new(windlass.files_address());
+    let mut known = Slot::session(&mut connection, b"known", "a");
+    known.complete_reclaim(&mut connection);
+    fs::write(&file, &all).expect("writable");
+    let applied = run(&["apply", "--socket", socket]);
+    assert!(applied.status.success(), "{applied:?}");
+    assert_eq!(known.open(&mut connection), Ok(()));
+    windlass.signal(Signal::KILL);
+    windlass.wait();
+
+    let windlass = Windlass::start(&file);
+    let mut connection = Connection::new(windlass.files_address());
+    let mut other = Slot::session(&mut connection, b"other", "a");
+    other.complete_reclaim(&mut connection);
+    assert_eq!(other.open(&mut connection), Err(Status::GRACE));
+    let mut known = Slot::session(&mut connection, b"known", "a");
+    assert_eq!(known.reclaim(&mut connection), Ok(()));
+    known.complete_reclaim(&mut connection);
+    assert_eq!(other.open(&mut connection), Ok(()));
+}
+
 /// What an operator sees of a device without a volume, with another one, with a damaged one, and of
 /// one that an appliance serves.
 #[test]

@@ -85,6 +85,11 @@ impl Records {
         !self.is_kept || self.stored >= version
     }
 
+    /// The user stores them from now on.
+    pub(crate) fn keep(&mut self) {
+        self.is_kept = true;
+    }
+
     pub(crate) fn is_kept(&self) -> bool {
         self.is_kept
     }

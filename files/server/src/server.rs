@@ -299,6 +299,11 @@ impl Server {
         self.records.set_stored(version);
     }
 
+    /// The user stores the records of clients from now on, those of present ones included.
+    pub fn keep_records(&mut self) {
+        self.records.keep();
+    }
+
     /// Whether the user stores the records of clients.
     #[must_use]
     pub fn keeps_records(&self) -> bool {

@@ -26,7 +26,7 @@ use crate::limits::{
     CONNECTIONS_MAX, DEVICE_REQUESTS_MAX, RECORDS_BYTES_MAX, REQUESTS_MAX,
     REQUESTS_PER_CONNECTION_MAX, REQUESTS_PER_VOLUME_MAX, TICK_MS, VOLUMES_MAX,
 };
-use crate::observed::{FileMessage, ListenerChange, ServiceCounters, VolumeLevels};
+use crate::observed::{FileMessage, ListenerChange, NewRecords, ServiceCounters, VolumeLevels};
 use crate::transfer::{Device, Source, Transfer};
 use crate::volume_requests::{VolumeRequests, volume_of_tag};
 use movement::{Loan, Pumped};
@@ -151,6 +151,7 @@ pub struct FileCore {
     vacant: Vec<VolumeIndex>,
     /// Changes of the listeners over TCP.
     listener_changes: VecDeque<ListenerChange>,
+    new_records: Option<NewRecords>,
     /// Requests of the control path to devices.
     accesses: Accesses,
     /// Complete replies of each transport.
@@ -214,6 +215,7 @@ impl FileCore {
             preparing: Vec::new(),
             vacant: Vec::new(),
             listener_changes: VecDeque::new(),
+            new_records: None,
             accesses: Accesses::default(),
             has_lender: devices.iter().any(|it| it.lends),
             devices,
@@ -583,6 +585,18 @@ impl FileCore {
     #[must_use]
     pub fn keeps_records(&self) -> bool {
         self.records.is_some()
+    }
+
+    /// Where an operator wants records of clients to be stored, which are stored nowhere. A transport watches
+    /// its signal, and calls [`Self::keep_records`].
+    pub fn take_new_records(&mut self) -> Option<NewRecords> {
+        self.new_records.take().filter(|_| self.records.is_none())
+    }
+
+    /// Stores the records of clients from now on. No reply ends before those are stored that it depends on.
+    pub fn keep_records(&mut self, records: Box<dyn RecordStore>) {
+        self.records = Some(records);
+        self.server.keep_records();
     }
 
     /// Hands out new records of clients, and continues the jobs whose records are stored.

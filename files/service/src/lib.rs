@@ -24,5 +24,5 @@ pub use accesses::{Access, AccessOperation, Accessed};
 pub use connections::{ConnectionKey, Connections, Link, TransportIndex};
 pub use core::{CoreOptions, DeviceOfVolume, Fetch, FileCore, RecordStore, system_time};
 pub use job::{Ended, Job, JobKey, Jobs};
-pub use observed::{FileMessage, ListenerChange, ServiceCounters, VolumeLevels};
+pub use observed::{FileMessage, ListenerChange, NewRecords, ServiceCounters, VolumeLevels};
 pub use payloads::PayloadPart;

@@ -1,5 +1,6 @@
 //! What other threads see of the service, and what they ask it for.
 
+use std::fmt;
 use std::net::TcpListener;
 use std::sync::mpsc::Sender;
 
@@ -8,7 +9,7 @@ use files_store::{Error, Volume, VolumeUse};
 use reactors::Counter;
 
 use crate::accesses::Access;
-use crate::core::DeviceOfVolume;
+use crate::core::{DeviceOfVolume, RecordStore};
 
 /// What an operator asks the service for. A response is dropped if its receiver is gone.
 #[derive(Debug)]
@@ -77,6 +78,8 @@ pub enum FileMessage {
     },
     /// Change a listener of a transport.
     ChangeListener(ListenerChange),
+    /// Store the records of clients from now on, those of present ones included.
+    KeepRecords(NewRecords),
     /// Replace the shares.
     SetShares {
         /// The new ones.
@@ -84,6 +87,20 @@ pub enum FileMessage {
         /// Answers when they are served.
         reply: Sender<()>,
     },
+}
+
+/// Where the records of clients are stored from now on.
+pub struct NewRecords {
+    /// The store, which has none of this server's.
+    pub store: Box<dyn RecordStore + Send>,
+    /// The receiver of the response: whether they are stored there.
+    pub reply: Sender<bool>,
+}
+
+impl fmt::Debug for NewRecords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NewRecords").finish_non_exhaustive()
+    }
 }
 
 /// A change of the listeners over TCP.

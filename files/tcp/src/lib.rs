@@ -14,8 +14,8 @@ mod receiver;
 mod service;
 
 pub use files_service::{
-    DeviceOfVolume, FileMessage, ListenerChange, RecordStore, ServiceCounters, VolumeLevels,
-    stored, system_time,
+    DeviceOfVolume, FileMessage, ListenerChange, NewRecords, RecordStore, ServiceCounters,
+    VolumeLevels, stored, system_time,
 };
 pub use network::{Interest, Network, Ready, Sockets};
 pub use poller::FilePoller;

@@ -52,7 +52,7 @@ impl<N: Network> Poller for FilePoller<N> {
         service.tick(now);
         let mut work = service.core_mut().carry_out_messages(now);
         if work > 0 {
-            work += service.change_listeners();
+            work += service.change_listeners() + service.change_records();
         }
         for ready in &self.ready {
             work += match *ready {

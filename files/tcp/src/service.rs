@@ -12,7 +12,7 @@ use files_server::Server;
 use files_service::limits::{BORROWED_MS, CONNECTIONS_MAX, STALL_MS, TICK_MS};
 use files_service::{
     ConnectionKey, Connections, CoreOptions, DeviceOfVolume, FileCore, FileMessage, ListenerChange,
-    RecordStore, ServiceCounters, TransportIndex,
+    NewRecords, RecordStore, ServiceCounters, TransportIndex,
 };
 use files_store::Time;
 use hugemem::Pool;
@@ -194,6 +194,20 @@ impl<N: Network> FileService<N> {
                 }
             };
         }
+    }
+
+    /// Stores records of clients where an operator wants it. Returns the number of changes.
+    pub(crate) fn change_records(&mut self) -> usize {
+        let Some(NewRecords { store, reply }) = self.core_mut().take_new_records() else {
+            return 0;
+        };
+        let is_watched = self.network.add_signal(store.wake_source()).is_ok();
+        if is_watched {
+            self.core_mut().keep_records(store);
+        }
+        // A response without a receiver is not needed.
+        let _ = reply.send(is_watched);
+        1
     }
 
     fn begin_connection(&mut self, stream: N::Stream, client: IpAddr, listener: u32, now: Nanos) {

@@ -325,6 +325,10 @@ impl FileCore {
                     self.listener_changes.push_back(change);
                     true
                 }
+                FileMessage::KeepRecords(records) => {
+                    self.new_records = Some(records);
+                    true
+                }
                 FileMessage::PrepareReplacement { index, reply } => {
                     self.returning.retain(|it| it.index != index);
                     reply.send(self.server.volumes()[index.0].is_lost()).is_ok()
