@@ -19,9 +19,11 @@ const REMOVED_VARIABLES: [&str; 5] = [
     "MAKEFLAGS",
 ];
 
-/// Variables of cargo that are kept: its directories and the access to its registry.
-const KEPT_CARGO_VARIABLES: [&str; 5] = [
+/// Variables of cargo that are kept: its directories, the access to its registry, and whether it prepares
+/// builds of changed sources.
+const KEPT_CARGO_VARIABLES: [&str; 6] = [
     "CARGO_HOME",
+    "CARGO_INCREMENTAL",
     "CARGO_NET_",
     "CARGO_HTTP_",
     "CARGO_REGISTR",
@@ -304,6 +306,7 @@ mod tests {
             "HOME",
             "CARGO_HOME",
             "CARGO_HTTP_PROXY",
+            "CARGO_INCREMENTAL",
             "RUSTUP_HOME",
             "LAB_DIR",
         ] {
