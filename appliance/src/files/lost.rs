@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use appliance_config::{Name, Volume};
 use files_server::VolumeIndex;
-use files_service::FileMessage;
+use files_service::{FileMessage, PreparedReplacement};
 
 use super::reactor_disk::ReactorDisk;
 use super::{Files, REACTOR};
@@ -110,9 +110,14 @@ impl Files {
         event_loop: &mut dyn EventLoop,
     ) -> Result<bool, String> {
         let begin = |reply| FileMessage::PrepareReplacement { index, reply };
-        let is_lost = self.messages.ask(REACTOR, event_loop, begin);
-        if !is_lost.map_err(|error| error.to_string())? {
-            return Ok(false);
+        let prepared = self.messages.ask(REACTOR, event_loop, begin);
+        match prepared.map_err(|error| error.to_string())? {
+            PreparedReplacement::NotLost => return Ok(false),
+            // It is freed here, not on the reactor, and before its successor needs memory.
+            PreparedReplacement::Lost(former) => aside(event_loop, || {
+                drop(former);
+                Ok(())
+            })?,
         }
         let found = devices.get(&volume.device);
         let (place, device) = found

@@ -24,5 +24,7 @@ pub use accesses::{Access, AccessOperation, Accessed};
 pub use connections::{ConnectionKey, Connections, Link, TransportIndex};
 pub use core::{CoreOptions, DeviceOfVolume, Fetch, FileCore, RecordStore, system_time};
 pub use job::{Ended, Job, JobKey, Jobs};
-pub use observed::{FileMessage, ListenerChange, NewRecords, ServiceCounters, VolumeLevels};
+pub use observed::{
+    FileMessage, ListenerChange, NewRecords, PreparedReplacement, ServiceCounters, VolumeLevels,
+};
 pub use payloads::PayloadPart;

@@ -41,8 +41,8 @@ pub enum FileMessage {
     PrepareReplacement {
         /// Its place.
         index: VolumeIndex,
-        /// The receiver of the response: whether the volume is lost.
-        reply: Sender<bool>,
+        /// The receiver of the response.
+        reply: Sender<PreparedReplacement>,
     },
     /// Continue with a volume that was lost as it was opened again, when no request uses it any more.
     ReplaceVolume {
@@ -87,6 +87,15 @@ pub enum FileMessage {
         /// Answers when they are served.
         reply: Sender<()>,
     },
+}
+
+/// Whether a volume can be replaced.
+#[derive(Debug)]
+pub enum PreparedReplacement {
+    /// It is not lost.
+    NotLost,
+    /// It is lost. What it had in memory, if that is not freed yet.
+    Lost(Option<Box<Volume>>),
 }
 
 /// Where the records of clients are stored from now on.

@@ -105,6 +105,8 @@ pub struct Volume {
     reserved_blocks: NumberMap<u32, u64>,
     /// Whether the device was gone. Then nothing else is left.
     is_lost: bool,
+    /// What it was when it was lost.
+    former: Option<Box<Volume>>,
 }
 
 impl Volume {
@@ -140,22 +142,28 @@ impl Volume {
             reserved_bytes: 0,
             reserved_blocks: NumberMap::default(),
             is_lost: false,
+            former: None,
         }
     }
 
     /// The device was gone, or another volume takes its place: what is in memory may not be what the
-    /// device has any more. It is freed, no request is made, and every operation fails with
-    /// [`Error::Lost`].
+    /// device has any more. No request is made, and every operation fails with [`Error::Lost`].
     pub fn lose(&mut self) {
         let uuid = self.state.uuid;
         let data = Run { start: 0, count: 0 };
-        *self = Self {
+        let lost = Self {
             is_lost: true,
             ..Self::new(State::new(uuid, data), self.log.take(), data, 0)
         };
+        self.former = Some(Box::new(std::mem::replace(self, lost)));
         if let Some(log) = &mut self.log {
             log.fail();
         }
+    }
+
+    /// What was in memory before [`Self::lose`], once: to free it takes long if there are many objects.
+    pub fn take_former(&mut self) -> Option<Box<Volume>> {
+        self.former.take()
     }
 
     /// Whether [`Self::lose`] has ended it.

@@ -127,3 +127,19 @@ fn an_open_that_is_lost_with_its_file_denies_nothing() {
     world.serve_volume();
     client.ok(&mut world, &at_file(read(stateid, 0, 1)));
 }
+
+/// Who brings the next volume frees the lost one, not the reactor.
+#[test]
+fn what_a_lost_volume_had_in_memory_is_handed_out_once() {
+    let mut world = durable_world();
+    let mut client = Client::new(&mut world, b"a");
+    open_file(&mut world, &mut client, "f");
+    let volume = &world.server.volumes()[0];
+    assert!(!volume.is_lost());
+    world.server.lose_volume(VOLUME);
+    let volume = &mut world.server.volumes_mut()[0];
+    assert_eq!(volume.usage().inodes, 0, "nothing is left in its place");
+    let former = volume.take_former().expect("it is still there");
+    assert_eq!(former.usage().inodes, 2);
+    assert!(volume.take_former().is_none());
+}

@@ -10,7 +10,7 @@ use reactors::{Nanos, ring};
 use super::{DeviceOfVolume, FileCore};
 use crate::job::JobKey;
 use crate::limits::VOLUMES_MAX;
-use crate::observed::{FileMessage, ListenerChange};
+use crate::observed::{FileMessage, ListenerChange, PreparedReplacement};
 use crate::transfer::Device;
 use crate::volume_requests::VolumeRequests;
 
@@ -331,7 +331,12 @@ impl FileCore {
                 }
                 FileMessage::PrepareReplacement { index, reply } => {
                     self.returning.retain(|it| it.index != index);
-                    reply.send(self.server.volumes()[index.0].is_lost()).is_ok()
+                    let volume = &mut self.server.volumes_mut()[index.0];
+                    let prepared = match volume.is_lost() {
+                        true => PreparedReplacement::Lost(volume.take_former()),
+                        false => PreparedReplacement::NotLost,
+                    };
+                    reply.send(prepared).is_ok()
                 }
                 FileMessage::ReplaceVolume {
                     index,

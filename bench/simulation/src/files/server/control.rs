@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
 use block::QueueOptions;
 use files_server::{Part, VolumeIndex};
-use files_service::FileMessage;
+use files_service::{FileMessage, PreparedReplacement};
 use files_store::Volume;
 use files_tcp::stored;
 use reactors::Nanos;
@@ -47,7 +47,7 @@ enum Stage {
         noticed_at: Nanos,
     },
     /// The server forgets a volume that was opened before.
-    Preparing(Receiver<bool>),
+    Preparing(Receiver<PreparedReplacement>),
     /// The server is to continue with the volume as it was opened again.
     Replacing(Receiver<()>),
     /// The directories of shares are made.
@@ -255,8 +255,10 @@ impl FileServer {
             }
             Stage::Preparing(answer) => match answered(&answer)? {
                 None => Stage::Preparing(answer),
-                Some(false) => return Err("the server has found a lost volume".to_owned()),
-                Some(true) => self.open_again()?,
+                Some(PreparedReplacement::NotLost) => {
+                    return Err("the server has found a lost volume".to_owned());
+                }
+                Some(PreparedReplacement::Lost(_)) => self.open_again()?,
             },
             Stage::Replacing(answer) => match answered(&answer)? {
                 None => Stage::Replacing(answer),
