@@ -33,6 +33,9 @@ const RANGES_MAX: u64 = 4;
 const RDMA_PATIENCE_MS: u64 = 100;
 /// Minimum time for which a TCP connection that holds memory without progress is served.
 const TCP_PATIENCE_MS: u64 = 1500;
+/// Time for which a host may take nothing over TCP although a write waits for the blocks that are sent to it from
+/// a device's memory, if the small arena has no room for them.
+const BORROW_PATIENCE_MS: u64 = 100;
 /// Maximum time until a hanging request affects its connection and ends it: after the next command,
 /// 5 s without progress, and a second to flush posted requests.
 const STUCK_LASTS: Nanos = Nanos::from_secs(20);
@@ -459,7 +462,7 @@ impl Host {
         }
         match fault {
             Fault::Cut => self.a_connection()?.cut(),
-            Fault::Stall => aftermath.memory_until = self.stall(env.now)?,
+            Fault::Stall => aftermath.memory_until = self.stall(env)?,
             Fault::Vanish => {
                 self.connections().next()?;
                 let vanished = self.connections().filter_map(Connection::vanish);
@@ -537,9 +540,9 @@ impl Host {
     }
 
     /// Stalls one direction of a connection for a while.
-    fn stall(&mut self, now: Nanos) -> Option<Nanos> {
+    fn stall(&mut self, env: &HostEnv<'_>) -> Option<Nanos> {
         let (to_target, lasts) = (self.random.coin(), self.random.between(50, 20_000));
-        let until = now + Nanos::from_millis(lasts);
+        let until = env.now + Nanos::from_millis(lasts);
         let connection = self.a_connection()?;
         connection.stall(to_target, until);
         connection.queue.disturbed_until = connection.queue.disturbed_until.max(until);
@@ -548,6 +551,9 @@ impl Host {
         // Over RDMA, a host that receives nothing may lose its connection.
         let takes_nothing = !to_target && lasts >= RDMA_PATIENCE_MS;
         connection.excused |= takes_nothing && connection.rdma().is_some();
+        let faults = &env.swarm.faults;
+        let lends = faults.has(Fault::Ram) && faults.has(Fault::Arena);
+        connection.excused |= !to_target && lasts >= BORROW_PATIENCE_MS && lends;
         // Over TCP, so may a host that holds memory that another host waits for.
         connection.excused |= lasts >= TCP_PATIENCE_MS;
         self.forget_due_event();
