@@ -71,7 +71,9 @@ pub(super) async fn apply(
                     ),
                     Some(failure_reason) => (Severity::Warning, failure_reason),
                 };
-                let observatory = shared.observatory();
+                let mut observatory = shared.observatory();
+                // The client may ask for the state at once.
+                observatory.renew();
                 observatory.events().add(severity, "control", "", &text);
                 for step in &response.steps {
                     if let Some(warning) = &step.warning {
