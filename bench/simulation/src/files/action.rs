@@ -220,10 +220,9 @@ impl Action {
         }
     }
 
-    /// Whether it may have changed the volume although the server wants it again, because the volume was
-    /// lost. Clients do not send such an operation again.
+    /// Whether it changes the volume.
     #[must_use]
-    pub(super) fn may_be_lost(&self) -> bool {
+    pub(super) fn changes_volume(&self) -> bool {
         matches!(
             self,
             Self::CreateFile { .. }
@@ -249,7 +248,7 @@ impl Action {
         match self {
             Self::Open { modes, .. } => modes.access & share::ACCESS_WRITE != 0,
             Self::Reclaim { .. } => reclaimed.access & share::ACCESS_WRITE != 0,
-            _ => self.may_be_lost(),
+            _ => self.changes_volume(),
         }
     }
 

@@ -162,7 +162,7 @@ impl FileWorld {
     /// The device disappears, and comes back.
     fn lose_device(&mut self) {
         // What fails because of the one and what because of the other is not told apart.
-        if self.model.device_fails || self.server.is_changing() {
+        if self.model.device_fails {
             return;
         }
         let how = match self.random.below(3) {

@@ -55,7 +55,8 @@ impl Model {
         };
         let (status, results) = answer.results()?;
         match status {
-            Status::DELAY if pending.spans_loss && pending.action.may_be_lost() => {
+            // It may have changed the volume before that was lost. Clients do not send it again.
+            Status::DELAY if pending.spans_loss && pending.action.changes_volume() => {
                 return Ok(self.lost_with_volume(id));
             }
             Status::DELAY => {
@@ -72,15 +73,11 @@ impl Model {
             Action::Reclaim { object } => self.modes_of(pending.client, object),
             _ => Modes::CLOSED,
         };
-        if pending.action.needs_writing(reclaimed) {
-            match status {
-                Status::ROFS if pending.accesses.read_only => return Ok(self.read_only(id)),
-                Status::OK if !pending.accesses.writing => {
-                    return Err(told("the share is read-only".to_owned()));
-                }
-                _ => {}
-            }
+        let needs_writing = pending.action.needs_writing(reclaimed);
+        if needs_writing && status == Status::OK && !pending.accesses.writing {
+            return Err(told("the share is read-only".to_owned()));
         }
+        let is_protected = needs_writing && status == Status::ROFS && pending.accesses.read_only;
         let also_used = match pending.action {
             Action::Clone { from, .. } => Some(from),
             _ => None,
@@ -104,6 +101,7 @@ impl Model {
         if let Err(error) = checked
             && !is_full
             && !is_gone
+            && !is_protected
         {
             return Err(told(error));
         }
@@ -123,6 +121,10 @@ impl Model {
         if status != Status::OK {
             if pending.was_delayed && matches!(pending.action, Action::Write { .. }) {
                 self.content_may_have_changed(&pending);
+            }
+            if is_protected && let Action::Reclaim { object } = pending.action {
+                let client = pending.client;
+                self.change_holdings(object, |it| it.is_lost(client));
             }
             return Ok(self.refused(&pending));
         }
@@ -174,21 +176,6 @@ impl Model {
     /// Whether nothing has changed the content of a file since an operation began.
     fn is_settled(&self, pending: &Pending, object: ObjectId) -> bool {
         pending.concurrent.is_empty() && !pending.spans_loss && !self.is_changing(object)
-    }
-
-    /// An operation was refused, because the share is read-only.
-    fn read_only(&mut self, id: OperationId) -> Verdict {
-        let Some(pending) = self.pending.remove(&id) else {
-            return Verdict::Ended;
-        };
-        if pending.was_delayed && matches!(pending.action, Action::Write { .. }) {
-            self.content_may_have_changed(&pending);
-        }
-        if let Action::Reclaim { object } = pending.action {
-            let client = pending.client;
-            self.change_holdings(object, |it| it.is_lost(client));
-        }
-        self.refused(&pending)
     }
 
     /// The volume was lost under an operation.

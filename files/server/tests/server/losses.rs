@@ -6,13 +6,30 @@ use files_spec::Status;
 use files_spec::operations::Operation;
 use files_spec::types::{CreateType, Stable};
 
-use crate::client::{ADDRESS, Client, in_share, name};
+use crate::client::{ADDRESS, Client, World, in_share, name};
 use crate::data::{at_file, data, read, write, written};
 use crate::device::{durable_world, opened};
 use crate::names::make;
 use crate::opens::open_file;
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
+
+fn record(bytes: &[u8]) -> Record<'_> {
+    Record {
+        bytes,
+        placement: None,
+        client: ADDRESS,
+    }
+}
+
+/// The execution of a change that is not durable.
+#[track_caller]
+fn begun(world: &mut World, record: &Record<'_>) -> Execution {
+    let (mut x, now) = (Execution::new(), world.now);
+    let step = world.server.begin(&mut x, record, &mut world.caller, &now);
+    assert_eq!(step, Step::AwaitDurable);
+    x
+}
 
 #[test]
 fn requests_wait_for_a_lost_volume_and_clients_keep_what_they_have_open() {
@@ -29,14 +46,8 @@ fn requests_wait_for_a_lost_volume_and_clients_keep_what_they_have_open() {
     // A change that is not durable when the device goes.
     let operations = in_share(&[make(CreateType::Directory, "d", 0o755)]);
     let bytes = client.next_record(&mut world, &operations, true);
-    let record = Record {
-        bytes: &bytes,
-        placement: None,
-        client: ADDRESS,
-    };
-    let (mut x, now) = (Execution::new(), world.now);
-    let step = world.server.begin(&mut x, &record, &mut world.caller, &now);
-    assert_eq!(step, Step::AwaitDurable);
+    let record = record(&bytes);
+    let (mut x, now) = (begun(&mut world, &record), world.now);
     assert!(world.server.is_used_by(&x, VOLUME));
     assert!(!world.server.is_used_by(&x, VolumeIndex(1)));
     world.server.lose_volume(VOLUME);
@@ -109,14 +120,8 @@ fn an_open_that_is_lost_with_its_file_denies_nothing() {
     let stateid = open_file(&mut world, &mut client, "f");
     let create = in_share(&[open_or_create(name("new"))]);
     let bytes = client.next_record(&mut world, &create, true);
-    let record = Record {
-        bytes: &bytes,
-        placement: None,
-        client: ADDRESS,
-    };
-    let (mut x, now) = (Execution::new(), world.now);
-    let step = world.server.begin(&mut x, &record, &mut world.caller, &now);
-    assert_eq!(step, Step::AwaitDurable);
+    let record = record(&bytes);
+    let (mut x, now) = (begun(&mut world, &record), world.now);
     assert_eq!(world.server.counts().2, 2);
     world.server.lose_volume(VOLUME);
     let step = world.server.resume(&mut x, &record, Resumption::Done, &now);

@@ -11,6 +11,7 @@ use files_tcp::stored;
 use reactors::Nanos;
 
 use super::{FileServer, IDEAL, QUEUE_DEPTH, Running, Storage, own};
+use crate::disk::Disk;
 
 /// Longest time that the device is gone, and between two steps of its return.
 const GONE_MAX: Nanos = Nanos::from_millis(300);
@@ -40,7 +41,10 @@ pub(in crate::files) enum Disappearance {
 #[derive(Debug)]
 enum Stage {
     /// The device is gone.
-    Gone,
+    Gone {
+        /// Whether its queue is gone, too.
+        is_cut_off: bool,
+    },
     /// The device is there. The server has not noticed that it was gone, or the volume cannot be opened yet.
     Back {
         /// When the server must have noticed it.
@@ -63,7 +67,6 @@ enum Stage {
 /// What the control path does now.
 #[derive(Debug)]
 pub(super) struct Control {
-    is_cut_off: bool,
     stage: Stage,
     /// When the next step is due.
     next_at: Nanos,
@@ -137,10 +140,7 @@ impl FileServer {
                 if power_fails {
                     disk.cut_power();
                 }
-                disk.hold(Nanos::ZERO);
-                disk.set_behaviour(IDEAL);
-                let opened = stored::open(&mut own(disk, &self.arena.pool(1)));
-                disk.set_behaviour(self.behaviour);
+                let opened = self.open_stored(disk, 0);
                 Box::new(opened.map_err(|error| error.to_string())?)
             }
             Storage::Disk(_) | Storage::Ram(_) => removed,
@@ -159,7 +159,6 @@ impl FileServer {
 
     fn begin(&mut self, stage: Stage) {
         self.control = Some(Control {
-            is_cut_off: false,
             stage,
             next_at: self.time.now(),
         });
@@ -193,8 +192,7 @@ impl FileServer {
             }
         };
         self.control = Some(Control {
-            is_cut_off,
-            stage: Stage::Gone,
+            stage: Stage::Gone { is_cut_off },
             next_at: now + Nanos(self.random.below(GONE_MAX.as_nanos())),
         });
     }
@@ -227,7 +225,7 @@ impl FileServer {
             false => Nanos(self.random.below(STEP_MAX.as_nanos())),
         };
         control.next_at = now + pause;
-        let Some(stage) = self.next_stage(control.stage, control.is_cut_off)? else {
+        let Some(stage) = self.next_stage(control.stage)? else {
             return Ok(());
         };
         control.stage = stage;
@@ -236,9 +234,9 @@ impl FileServer {
     }
 
     /// The stage after this one; `None` if it was the last.
-    fn next_stage(&mut self, stage: Stage, is_cut_off: bool) -> Result<Option<Stage>, String> {
+    fn next_stage(&mut self, stage: Stage) -> Result<Option<Stage>, String> {
         Ok(Some(match stage {
-            Stage::Gone => {
+            Stage::Gone { is_cut_off } => {
                 self.bring_back(is_cut_off)?;
                 self.back()
             }
@@ -325,10 +323,7 @@ impl FileServer {
         let Storage::Disk(disk) = &self.storage else {
             return Ok(self.back());
         };
-        disk.hold(Nanos::ZERO);
-        disk.set_behaviour(self.failing(IDEAL, failures, failures));
-        let opened = stored::open(&mut own(disk, &self.arena.pool(1)));
-        disk.set_behaviour(self.behaviour);
+        let opened = self.open_stored(disk, failures);
         let volume = match opened {
             Ok(volume) => volume,
             Err(_) if failures > 0 => return Ok(self.back()),
@@ -345,9 +340,18 @@ impl FileServer {
         {
             disk.remove();
             disk.cut_power();
-            return Ok(Stage::Gone);
+            return Ok(Stage::Gone { is_cut_off: false });
         }
         Ok(Stage::Replacing(answer))
+    }
+
+    /// Opens the volume on the device, of whose requests this many of a thousand fail meanwhile.
+    fn open_stored(&self, disk: &Disk, failures: u32) -> Result<Volume, stored::StoredError> {
+        disk.hold(Nanos::ZERO);
+        disk.set_behaviour(self.failing(IDEAL, failures, failures));
+        let opened = stored::open(&mut own(disk, &self.arena.pool(1)));
+        disk.set_behaviour(self.behaviour);
+        opened
     }
 
     fn make_parts(&mut self) -> Result<Stage, String> {
